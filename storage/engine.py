@@ -1,0 +1,199 @@
+"""storage.engine: what the broker asks of whatever keeps its messages.
+
+May import: core.errors, the standard library, msgspec.
+Never: trio, files, connections, or any one engine.
+
+`local` keeps batches in files. Nothing in `core` may assume files: it sees only what stands here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from core.errors import BrokerError
+
+
+class Topic(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic as it was asked for. None means: as the broker is set."""
+
+    topic: str
+    partitions: int = 1
+    retention_hours: float | None = None
+    retention_bytes: int | None = None
+    created_ms: int = 0
+
+
+class Run(NamedTuple):
+    """Consecutive DATA frames on their way into a log, with their offsets already in them."""
+
+    data: bytes
+    positions: Sequence[int]  # where each frame starts in data
+    first_offset: int
+    producer_id: int = 0  # 0: not idempotent
+    first_number: int = 0  # the producer's number of the first frame; the others follow by one
+
+
+class Range(NamedTuple):
+    """Publish numbers of one producer that a log holds: number + i is at first_offset + i."""
+
+    producer_id: int
+    first_number: int
+    first_offset: int
+    count: int
+
+
+class Chunk(NamedTuple):
+    """Stored frames in offset order, seals among them, as they lie in the log."""
+
+    first_offset: int
+    data: bytes
+    positions: Sequence[int]  # where each DATA frame starts in data
+
+    @property
+    def count(self) -> int:
+        return len(self.positions)
+
+    @property
+    def next_offset(self) -> int:
+        return self.first_offset + len(self.positions)
+
+
+class LogState(msgspec.Struct, frozen=True, kw_only=True):
+    """One partition as tools see it."""
+
+    partition: int
+    first_offset: int
+    next_offset: int
+    bytes: int
+    segments: int
+    status: str  # ok, poisoned, damaged
+    reason: str | None = None
+
+
+# Called once in the event loop: with None and the append time in ms, or with why nothing of the run was kept.
+Done = Callable[[BrokerError | None, int], None]
+
+
+class PartitionLog(Protocol):
+    """An append-only row of records with dense offsets. All methods belong to the event loop's thread."""
+
+    topic: str
+    partition: int
+
+    @property
+    def first_offset(self) -> int:
+        """The oldest offset kept."""
+
+    @property
+    def end_offset(self) -> int:
+        """The visible end: one past the newest record that readers may see; all before it is durable."""
+
+    @property
+    def next_offset(self) -> int:
+        """What the next run given to append() must start with."""
+
+    @property
+    def has_room(self) -> bool:
+        """False while so much waits to be written that publishers should not be read."""
+
+    def append(self, run: Run, done: Done) -> None:
+        """Take a run into the batch that is gathering. Does not block; `done` tells what became of it.
+
+        Raises LogDamaged, LogPoisoned.
+        """
+
+    async def wait_for_room(self) -> None:
+        """Return when has_room."""
+
+    def read_recent(self, offset: int, max_bytes: int) -> Chunk | None:
+        """Return what memory has from `offset` on, or None: ask read(). Does not block."""
+
+    async def read(self, offset: int, max_bytes: int) -> Chunk:
+        """Return records from `offset` on: at least one if there is one, else an empty chunk at the end.
+
+        Ends at the visible end and near max_bytes. Raises OffsetOutOfRange, LogDamaged.
+        """
+
+    async def offset_for_time(self, time_ms: int) -> int:
+        """Return the first offset appended at or after that time, or the end."""
+
+    def ranges(self) -> Iterable[Range]:
+        """Return what the log remembers of its producers, oldest first; for the start of the broker."""
+
+    def state(self) -> LogState:
+        """Return the log as tools see it."""
+
+    def watch(self, moved: Callable[[], None]) -> Callable[[], None]:
+        """Call `moved` in the event loop whenever the visible end has moved; returns how to stop that."""
+
+
+class Entry(NamedTuple):
+    """A metadata value and the version that compare-and-set compares."""
+
+    value: Any
+    version: int
+
+
+class Metadata(Protocol):
+    """Small durable facts under path-like keys; values are what JSON can carry. Reads come from memory."""
+
+    def get(self, key: str) -> Entry | None:
+        """Return the value under `key`."""
+
+    def under(self, prefix: str) -> Mapping[str, Entry]:
+        """Return every entry whose key starts with `prefix`, sorted by key."""
+
+    async def put(self, key: str, value: Any, *, expected: int | None = None) -> int:
+        """Store durably and return the new version. Raises VersionConflict if `expected` is not in force (0: absent)."""
+
+    async def delete(self, *keys: str) -> None:
+        """Remove durably, all of them or none; absent keys are no error."""
+
+    def put_soon(self, key: str, value: Any | None) -> None:
+        """Store (None: remove) with the next transaction, without waiting: for state that may lag a little."""
+
+    async def flush(self) -> None:
+        """Return when everything given so far is durable."""
+
+
+class VersionConflict(Exception):
+    """Somebody else changed the entry first."""
+
+
+class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+    """What a start found."""
+
+    topics: int
+    messages: int
+    cut_bytes: int = 0  # torn tails, never acked
+    rebuilt_indexes: int = 0
+    notes: tuple[str, ...] = ()  # a sentence for each thing an operator should know: adopted, damaged, cleared
+
+
+class Engine(Protocol):
+    """Keeps topics and their logs."""
+
+    recovery: Recovery
+    metadata: Metadata
+    durability: str  # what a receipt promises: "fsynced" or "written"
+
+    def topics(self) -> Mapping[str, Topic]:
+        """Return every topic by name."""
+
+    def log(self, topic: str, partition: int) -> PartitionLog:
+        """Return a log. Raises UnknownTopic, UnknownPartition."""
+
+    async def create_topic(self, topic: Topic) -> Topic:
+        """Make the topic durably; the name has been checked. Raises TopicExists."""
+
+    async def delete_topic(self, topic: str) -> None:
+        """Forget the topic and free its space. Waiting appends are refused. Raises UnknownTopic."""
+
+    async def run(self) -> None:
+        """Write, sync, drop and prove until cancelled; when cancelled, first finish what append() was given."""
+
+    def close(self) -> None:
+        """Release files and the lock. Nothing else may be called after."""
