@@ -1,0 +1,138 @@
+"""core.broker: what can be asked of the broker, whichever door it comes through.
+
+May import: core.config, core.errors, core.names, core.producers, core.replies, core.version, storage.engine, msgspec,
+    trio, the standard library.
+Never: sockets, connections, files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from zlib import crc32
+
+import msgspec
+import trio
+
+from core.config import Settings
+from core.errors import BadRequest, ShuttingDown, TopicExists, UnknownPartition, UnknownTopic
+from core.names import check_name
+from core.producers import Producers
+from core.replies import now_ms
+from core.version import __version__
+from storage.engine import Engine, PartitionLog, Topic
+
+
+class MessageBroker:
+    """Topics and their messages. Every door calls these methods, so a rule is written once."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.producers = Producers()
+        self.connections = 0
+        self.draining = False
+        self._started = trio.current_time()
+        self._turns: dict[str, int] = {}  # the next partition of each topic for messages without key
+        for topic in engine.topics().values():
+            for partition in range(topic.partitions):
+                self.producers.restore(engine.log(topic.topic, partition))
+
+    # Topics
+
+    async def create_topic(
+        self,
+        topic: str,
+        partitions: int = 1,
+        retention_hours: float | None = None,
+        retention_bytes: int | None = None,
+    ) -> Topic:
+        """Make a topic; returns when it is durable. Raises BadName, BadRequest, TopicExists."""
+        check_name("topic", topic)
+        most = self.settings.server.max_partitions
+        if not 1 <= partitions <= most:
+            raise BadRequest(f"partitions must be from 1 to {most}, not {partitions}")
+        for name, value in (("retention_hours", retention_hours), ("retention_bytes", retention_bytes)):
+            if value is not None and not 0 <= value < 2**53:
+                raise BadRequest(f"{name} must not be negative or beyond reason: {value}")
+        if topic in self.engine.topics():
+            raise TopicExists(topic)
+        return await self.engine.create_topic(
+            Topic(
+                topic=topic,
+                partitions=partitions,
+                retention_hours=retention_hours,
+                retention_bytes=retention_bytes,
+                created_ms=now_ms(),
+            )
+        )
+
+    async def delete_topic(self, topic: str, if_unused: bool = False) -> dict[str, Any]:
+        """Remove a topic and everything in it. Raises UnknownTopic, TopicInUse."""
+        self.topic(topic)
+        await self.engine.delete_topic(topic)
+        self._turns.pop(topic, None)
+        return {}
+
+    async def list_topics(self) -> list[Topic]:
+        """Return every topic, sorted by name."""
+        return [topic for _, topic in sorted(self.engine.topics().items())]
+
+    async def describe_topic(self, topic: str) -> dict[str, Any]:
+        """Return a topic with the state of its partitions. Raises UnknownTopic."""
+        known = self.topic(topic)
+        logs = [self.engine.log(topic, partition).state() for partition in range(known.partitions)]
+        return {
+            **msgspec.structs.asdict(known),
+            "messages": sum(log.next_offset - log.first_offset for log in logs),
+            "bytes": sum(log.bytes for log in logs),
+            "logs": logs,
+        }
+
+    async def server_info(self) -> dict[str, Any]:
+        """Return who is answering."""
+        return {
+            "version": __version__,
+            "uptime": round(trio.current_time() - self._started, 3),
+            "connections": self.connections,
+            "topics": len(self.engine.topics()),
+            "data_dir": self.settings.storage.data_dir,
+            "durability": self.engine.durability,
+        }
+
+    def topic(self, name: str) -> Topic:
+        """Return a topic. Raises UnknownTopic, or BadName when no topic could be called that."""
+        known = self.engine.topics().get(name)
+        if known is None:
+            raise UnknownTopic(check_name("topic", name))
+        return known
+
+    # Publishing
+
+    def route(self, topic: str, partition: int | None, key: str | None) -> PartitionLog:
+        """Return the log that a message goes to. Raises UnknownTopic, UnknownPartition."""
+        known = self.topic(topic)
+        if partition is None:
+            partition = self._pick(known, key) if known.partitions > 1 else 0
+        elif not 0 <= partition < known.partitions:
+            raise UnknownPartition(topic, partition, known.partitions)
+        return self.engine.log(topic, partition)
+
+    def _pick(self, topic: Topic, key: str | None) -> int:
+        if key is not None:
+            return crc32(key.encode()) % topic.partitions
+        turn = self._turns.get(topic.topic, 0)
+        self._turns[topic.topic] = turn + 1
+        return turn % topic.partitions
+
+    async def ready_topic(self, topic: str) -> None:
+        """Make the topic if it is missing and the broker may. Raises as create_topic() does."""
+        if topic not in self.engine.topics() and self.settings.server.auto_create_topics:
+            try:
+                await self.create_topic(topic)
+            except TopicExists:
+                pass
+
+    def check_open(self) -> None:
+        """Raises ShuttingDown once the broker drains."""
+        if self.draining:
+            raise ShuttingDown("the broker is shutting down")

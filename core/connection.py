@@ -1,0 +1,231 @@
+"""core.connection: the conversation with one peer, bytes in and events out.
+
+May import: core.errors, core.frames, storage.engine, the standard library.
+Never: trio, socket, time, logging.
+
+Requests come out as frames. Messages come out as runs: `Publishes` says that PUBLISH frames are next and where they
+want to go; `take_run` turns as many of them as belong together into stored DATA frames, in place, in one pass.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import NamedTuple
+
+from core.errors import BadRequest, BrokerError, MessageTooLarge, PeerMisbehaved, UnknownType
+from core.frames import (
+    HEAD,
+    LENGTH,
+    OVERHEAD,
+    TYPE_AND_SEQUENCE,
+    Frame,
+    MessageType,
+    decode_frame,
+    decode_properties,
+)
+from storage.engine import Run
+
+MAX_PROPERTIES = 65_536
+_TYPE_SEQUENCE_TIMESTAMP = struct.Struct(">IQQ")
+_ROUTES_REMEMBERED = 1_024
+
+_REQUESTS = frozenset(MessageType) - {
+    MessageType.DATA,
+    MessageType.ACK,
+    MessageType.GOODBYE,
+    MessageType.DELIVER,
+    MessageType.SEAL,
+    MessageType.PUBLISH,
+}
+
+
+class Route(NamedTuple):
+    """Where a publish wants to go."""
+
+    topic: str
+    partition: int | None
+    key: str | None
+
+
+class Publishes(NamedTuple):
+    """PUBLISH frames are next: answer with take_run() or skip_run()."""
+
+    first_number: int
+    route: Route
+
+
+class Refused(NamedTuple):
+    """One frame that was passed over, and why; the conversation goes on."""
+
+    number: int
+    error: BrokerError
+
+
+Event = Frame | Publishes | Refused
+
+
+@lru_cache(maxsize=256)
+def _head_with_properties(properties_length: int) -> struct.Struct:
+    """Return a struct that unpacks a frame up to its body in one go."""
+    return struct.Struct(f">IIQQI{properties_length}sI")
+
+
+def _route(encoded: bytes) -> Route:
+    """Return where a PUBLISH with these properties wants to go. Raises PeerMisbehaved, BadRequest."""
+    properties = decode_properties(encoded)
+    topic, partition = properties.get("topic"), properties.get("partition")
+    if topic is None:
+        raise BadRequest("PUBLISH needs a property 'topic'")
+    if partition is None:
+        return Route(topic, None, properties.get("key"))
+    if not (partition.isascii() and partition.isdigit() and len(partition) < 10):
+        raise BadRequest(f"partition must be a number from 0 on, not {partition[:40]!r}")
+    return Route(topic, int(partition), properties.get("key"))
+
+
+class ServerConnection:
+    """One peer as we know it: its unread bytes, and whether anything after them can be trusted."""
+
+    def __init__(self, max_message_size: int) -> None:
+        self._max_body = max_message_size
+        self._max_frame = max_message_size + MAX_PROPERTIES + OVERHEAD
+        self._unread = bytearray()
+        self._at = 0  # bytes of _unread before this are done with
+        self._routes: dict[bytes, Route] = {}  # a publisher repeats its properties: parse them once
+        self._closed = False
+
+    def receive(self, data: bytes) -> None:
+        """Keep bytes for next_event() to parse."""
+        if self._at:
+            del self._unread[: self._at]
+            self._at = 0
+        self._unread += data
+
+    @property
+    def unread(self) -> int:
+        """How many received bytes are not yet part of an event."""
+        return len(self._unread) - self._at
+
+    def peek_number(self) -> int:
+        """Return the sequence number of the frame at the front, or 0 if it has not arrived."""
+        return HEAD.unpack_from(self._unread, self._at)[2] if self.unread >= HEAD.size else 0
+
+    def next_event(self) -> Event | None:
+        """Return the next event, or None if it needs more bytes.
+
+        Raises PeerMisbehaved, and then stays closed.
+        """
+        if self._closed:
+            return None
+        try:
+            return self._next_event()
+        except PeerMisbehaved:
+            self._closed = True
+            raise
+
+    def _next_event(self) -> Event | None:
+        unread = self.unread
+        if unread < LENGTH.size:
+            return None
+        (total,) = LENGTH.unpack_from(self._unread, self._at)
+        if not OVERHEAD <= total <= self._max_frame:
+            raise PeerMisbehaved(f"total_length {total} is not between {OVERHEAD} and {self._max_frame}")
+        if unread < total:
+            return None
+        _, kind, number, _, properties_length = HEAD.unpack_from(self._unread, self._at)
+        body_length = total - OVERHEAD - properties_length
+        if body_length > self._max_body or properties_length > MAX_PROPERTIES:
+            return self._pass_over(MessageTooLarge(total, self._max_frame))
+        if kind == MessageType.PUBLISH:
+            return self._publishes(number, properties_length, body_length)
+        frame = decode_frame(self._unread, self._at)
+        if kind not in _REQUESTS:
+            return self._pass_over(UnknownType(f"a peer cannot send a frame of type {kind}"))
+        self._at += total
+        return frame
+
+    def _pass_over(self, error: BrokerError) -> Refused:
+        decode_frame(self._unread, self._at)  # its lengths must add up even so
+        total, _, number, _, _ = HEAD.unpack_from(self._unread, self._at)
+        self._at += total
+        return Refused(number, error)
+
+    def _publishes(self, number: int, properties_length: int, body_length: int) -> Event:
+        properties_at = self._at + HEAD.size
+        body_length_at = properties_at + properties_length
+        if body_length < 0 or LENGTH.unpack_from(self._unread, body_length_at)[0] != body_length:
+            decode_frame(self._unread, self._at)  # raises, with the words
+        encoded = bytes(self._unread[properties_at:body_length_at])
+        try:
+            return Publishes(number, self._route_of(encoded))
+        except BadRequest as error:
+            return self._pass_over(error)
+
+    def _route_of(self, encoded: bytes) -> Route:
+        route = self._routes.get(encoded)
+        if route is None:
+            route = _route(encoded)
+            if len(self._routes) >= _ROUTES_REMEMBERED:
+                self._routes.clear()
+            self._routes[encoded] = route
+        return route
+
+    def take_run(
+        self, route: Route, first_offset: int, now_ms: int, *, by_key: bool = False, limit: int | None = None
+    ) -> Run:
+        """Return the PUBLISH frames at the front as DATA frames with offsets from `first_offset` on.
+
+        Call it when next_event() has returned Publishes, with its route. A run goes on while the numbers follow by
+        one and topic and partition (and with `by_key` also the key) stay the same.
+        """
+        buffer, start, end = self._unread, self._at, len(self._unread)
+        at, offset, max_body = start, first_offset, self._max_body
+        stop = offset + limit if limit else -1
+        publish, data, patch = MessageType.PUBLISH.value, MessageType.DATA.value, TYPE_AND_SEQUENCE.pack_into
+        _, _, expected, _, length = HEAD.unpack_from(buffer, at)
+        first_number = expected
+        head = _head_with_properties(length)
+        unpack, size = head.unpack_from, head.size
+        known = unpack(buffer, at)[5]
+        positions: list[int] = []
+        while end - at >= size:
+            total, kind, number, timestamp, properties_length, properties, body_length = unpack(buffer, at)
+            if kind != publish or number != expected or total > end - at or offset == stop:
+                break
+            if properties != known or properties_length != length:
+                # Another length or other words: still the same run if it goes to the same place.
+                if not self._joins(at, total, route, by_key):
+                    break
+                length = properties_length
+                head = _head_with_properties(length)
+                unpack, size = head.unpack_from, head.size
+                _, _, _, _, _, known, body_length = unpack(buffer, at)
+            if total != size + body_length or body_length > max_body:
+                break  # next_event() finds the words for it
+            if timestamp:
+                patch(buffer, at + 4, data, offset)
+            else:
+                _TYPE_SEQUENCE_TIMESTAMP.pack_into(buffer, at + 4, data, offset, now_ms)
+            positions.append(at - start)
+            at += total
+            offset += 1
+            expected += 1
+        self._at = at
+        return Run(bytes(memoryview(buffer)[start:at]), positions, first_offset, 0, first_number)
+
+    def _joins(self, at: int, total: int, route: Route, by_key: bool) -> bool:
+        """Does the whole PUBLISH frame at `at` belong to a run that goes to `route`?"""
+        (length,) = LENGTH.unpack_from(self._unread, at + HEAD.size - LENGTH.size)
+        if length > min(total - OVERHEAD, MAX_PROPERTIES):
+            return False
+        encoded = bytes(self._unread[at + HEAD.size : at + HEAD.size + length])
+        try:
+            other = self._route_of(encoded)
+        except (BadRequest, PeerMisbehaved):
+            return False
+        return other[:2] == route[:2] and (not by_key or other.key == route.key)
+
+    def skip_run(self, route: Route, limit: int | None = None) -> int:
+        """Pass over the run that take_run() would return; returns how many frames it had."""
+        return len(self.take_run(route, 0, 0, limit=limit).positions)

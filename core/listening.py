@@ -1,0 +1,101 @@
+"""core.listening: sockets that peers connect to, and the peers that are connected.
+
+May import: core.broker, core.errors, core.replies, core.session, core.transport, trio, the standard library.
+Never: files.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+
+import trio
+
+from core.broker import MessageBroker
+from core.errors import TooManyConnections
+from core.replies import refusal
+from core.session import Session
+from core.transport import Transport
+
+log = logging.getLogger("qb.server")
+
+_OUT_OF_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Return listening sockets for every address of `host`. Raises OSError with words for the operator."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise OSError(f"cannot listen on {host!r}: {error.strerror}") from None
+    listeners: list[socket.socket] = []
+    for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+        if listeners and not port:  # any free port was asked for: the same one on every address
+            address = (address[0], listeners[0].getsockname()[1], *address[2:])
+        try:
+            listeners.append(socket.create_server(address[:2], family=family, backlog=1024))
+        except OSError as error:
+            for opened in listeners:
+                opened.close()
+            what = "something else is using it" if error.errno == errno.EADDRINUSE else error.strerror
+            raise OSError(f"cannot listen on {address[0]}:{address[1]}: {what}") from None
+    for listener in listeners:
+        listener.setblocking(False)
+    return listeners
+
+
+class Peers:
+    """Everybody who is connected through the binary door."""
+
+    def __init__(self, broker: MessageBroker) -> None:
+        self._broker = broker
+        self._sessions: set[Session] = set()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    async def accept(self, listener: socket.socket, sessions: trio.Nursery) -> None:
+        """Start a session for each peer that connects, for ever."""
+        while True:
+            await trio.lowlevel.wait_readable(listener)
+            try:
+                sock, address = listener.accept()
+            except OSError as error:
+                if error.errno in _OUT_OF_FILES:
+                    log.warning("cannot accept a connection: %s", error.strerror)
+                    await trio.sleep(0.1)
+                continue
+            self._welcome(sock, f"{address[0]}:{address[1]}", sessions)
+
+    def _welcome(self, sock: socket.socket, address: str, sessions: trio.Nursery) -> None:
+        transport = Transport(sock)
+        most = self._broker.settings.server.max_connections
+        if len(self._sessions) < most:
+            sessions.start_soon(self._serve, Session(self._broker, transport, address))
+            return
+        log.warning("refused %s: %d connections are the most allowed", address, most)
+        transport.send(refusal(0, TooManyConnections(f"this broker allows {most} connections and has them")))
+        transport.close()
+
+    async def _serve(self, session: Session) -> None:
+        self._sessions.add(session)
+        self._broker.connections += 1
+        try:
+            await session.run()
+        finally:
+            self._broker.connections -= 1
+            self._sessions.discard(session)
+
+    async def keep_alive(self) -> None:
+        """Probe silent peers and drop dead ones, for ever: one timer for all."""
+        interval = self._broker.settings.server.heartbeat_interval
+        while True:
+            await trio.sleep(interval / 4)
+            for session in list(self._sessions):
+                session.check_life(interval)
+
+    def drain(self) -> None:
+        """Ask every session to finish."""
+        for session in self._sessions:
+            session.drain()

@@ -1,0 +1,158 @@
+"""core.producers: which publish numbers of an idempotent producer are stored already, and where.
+
+May import: core.errors, storage.engine, the standard library.
+Never: trio, socket, time, logging.
+
+A producer's numbers only grow, so a run is new when it starts past the highest number seen: that is the hot path.
+Everything else happens after a lost connection, when a client sends again what was not acked.
+"""
+
+from __future__ import annotations
+
+import secrets
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from core.errors import BrokerError, OutOfSequence, ProducerFenced
+from storage.engine import PartitionLog
+
+WINDOW = 65_536  # numbers of a producer that are remembered
+MAX_PRODUCERS = 100_000  # the least recently active are forgotten
+
+
+class Stored(NamedTuple):
+    """Consecutive numbers that were given to a log: number + i is at first_offset + i."""
+
+    first_number: int
+    size: int
+    log: PartitionLog
+    first_offset: int
+
+    @property
+    def end(self) -> int:
+        return self.first_number + self.size
+
+    def continues(self, other: Stored) -> bool:
+        """Does this begin, in numbers and in offsets, where `other` ends?"""
+        return (
+            self.log is other.log
+            and self.first_number == other.end
+            and self.first_offset == other.first_offset + other.size
+        )
+
+    def cut(self, first: int, end: int) -> Stored:
+        """Return the part with numbers from `first` up to `end`."""
+        first, end = max(first, self.first_number), min(end, self.end)
+        return Stored(first, end - first, self.log, self.first_offset + first - self.first_number)
+
+
+class Verdict(NamedTuple):
+    """What the next publishes are: in `stored` already or, if that is None, new; it holds for `limit` of them."""
+
+    stored: Stored | None
+    limit: int | None  # None: for all that follow
+
+
+_ALL_NEW = Verdict(None, None)
+
+
+class Producer:
+    """One idempotent publisher, across its connections."""
+
+    def __init__(self, producer_id: int) -> None:
+        self.producer_id = producer_id
+        self.owner: object = None  # the session that may publish; an older one is fenced off
+        self._highest = 0
+        self._stored: list[Stored] = []  # sorted by number, never overlapping
+        self._waiting: list[tuple[Stored, Callable[[BrokerError | None], None]]] = []
+
+    def check_owner(self, session: object) -> None:
+        """Raises ProducerFenced if a newer connection speaks for this producer."""
+        if self.owner is not session:
+            raise ProducerFenced(f"a newer connection publishes as producer {self.producer_id}")
+
+    def judge(self, number: int) -> Verdict:
+        """Say what the publish with this number, and those right after it, are. Raises OutOfSequence."""
+        if number > self._highest:
+            return _ALL_NEW
+        if number <= self._highest - WINDOW:
+            raise OutOfSequence(f"publish number {number} is too old to tell; the newest is {self._highest}")
+        place = bisect_right(self._stored, number, key=lambda stored: stored.first_number)
+        if place and number < self._stored[place - 1].end:
+            stored = self._stored[place - 1].cut(number, self._stored[place - 1].end)
+            return Verdict(stored, stored.size)
+        return Verdict(None, self._stored[place].first_number - number if place < len(self._stored) else None)
+
+    def remember(self, stored: Stored) -> None:
+        """Take note of numbers that were just given to a log."""
+        if stored.first_number > self._highest and self._stored and stored.continues(self._stored[-1]):
+            last = self._stored[-1]
+            self._stored[-1] = Stored(last.first_number, last.size + stored.size, last.log, last.first_offset)
+        else:
+            place = bisect_right(self._stored, stored.first_number, key=lambda other: other.first_number)
+            self._stored.insert(place, stored)
+        self._highest = max(self._highest, stored.end - 1)
+        while self._stored[0].end <= self._highest - WINDOW:
+            del self._stored[0]
+
+    def settled(self, stored: Stored, error: BrokerError | None) -> None:
+        """A log has kept these numbers, or has not and they are forgotten; tell whoever sent them again meanwhile."""
+        if error is not None:
+            self._forget(stored)
+        if self._waiting:
+            done = [waiting for waiting in self._waiting if error is not None or _is_durable(waiting[0])]
+            self._waiting = [waiting for waiting in self._waiting if waiting not in done]
+            for _, tell in done:
+                tell(error)
+
+    def when_settled(self, stored: Stored, tell: Callable[[BrokerError | None], None]) -> None:
+        """Call `tell` when these numbers are durable: now, if they are."""
+        if _is_durable(stored):
+            tell(None)
+        else:
+            self._waiting.append((stored, tell))
+
+    def _forget(self, gone: Stored) -> None:
+        kept: list[Stored] = []
+        for stored in self._stored:
+            if stored.log is not gone.log or stored.end <= gone.first_number or stored.first_number >= gone.end:
+                kept.append(stored)
+                continue
+            before = stored.cut(stored.first_number, gone.first_number)
+            after = stored.cut(gone.end, stored.end)
+            kept += [part for part in (before, after) if part.size > 0]
+        self._stored = kept
+
+
+def _is_durable(stored: Stored) -> bool:
+    return stored.first_offset + stored.size <= stored.log.end_offset
+
+
+class Producers:
+    """Every producer that is remembered."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[int, Producer] = OrderedDict()
+
+    def restore(self, log: PartitionLog) -> None:
+        """Take in what a log remembers, at start."""
+        for found in log.ranges():
+            stored = Stored(found.first_number, found.count, log, found.first_offset)
+            self._get(found.producer_id).remember(stored)
+
+    def open(self, wanted: str, owner: object) -> Producer:
+        """Return the producer that a HELLO asks for, "new" or an id; from now on only `owner` publishes as it."""
+        producer = self._get(int(wanted) if wanted != "new" else secrets.randbits(63) or 1)
+        producer.owner = owner
+        return producer
+
+    def _get(self, producer_id: int) -> Producer:
+        producer = self._known.get(producer_id)
+        if producer is None:
+            producer = self._known[producer_id] = Producer(producer_id)
+            if len(self._known) > MAX_PRODUCERS:
+                self._known.popitem(last=False)
+        self._known.move_to_end(producer_id)
+        return producer

@@ -1,0 +1,170 @@
+"""core.session: the binary door: one peer's frames carried to the broker, and the answers carried back.
+
+May import: core.broker, core.connection, core.errors, core.frames, core.methods, core.publishing, core.replies,
+    core.transport, core.version, trio, the standard library.
+Never: files, settings from the environment.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from core.broker import MessageBroker
+from core.connection import Publishes, Refused, ServerConnection
+from core.errors import REPLIES, BadRequest, BrokerError, Internal
+from core.frames import PROBE, Frame, MessageType, encode_frame
+from core.methods import call, call_with_text
+from core.publishing import Publishing
+from core.replies import now_ms, refusal, success
+from core.transport import Transport
+from core.version import __version__
+
+log = logging.getLogger("qb.session")
+
+PROTOCOL = "1"
+QUEUED_LIMIT = 1 << 20  # replies that a peer has not read: past this, its requests are not read either
+
+
+class Session:
+    """A peer from its first byte to its last."""
+
+    def __init__(self, broker: MessageBroker, transport: Transport, name: str) -> None:
+        self._broker = broker
+        self._transport = transport
+        self._connection = ServerConnection(broker.settings.server.max_message_size)
+        self._publishing = Publishing(broker, self._connection, transport.send)
+        self._first = True  # is its next frame its first?
+        self._reading = trio.CancelScope()
+        self._scope = trio.CancelScope()
+        self.name = name
+        self.heard_at = trio.current_time()
+
+    # Life
+
+    async def run(self) -> None:
+        """Serve the peer until it goes, misbehaves, or is dropped. Raises nothing."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._transport.send_queued)
+                    await self._read()
+                    await self._finish()
+                    nursery.cancel_scope.cancel()
+        finally:
+            self._transport.close()
+
+    async def _read(self) -> None:
+        """Handle what the peer sends until it has gone, lost our trust, or we drain."""
+        try:
+            with self._reading:
+                while data := await self._transport.receive():
+                    self.heard_at = trio.current_time()
+                    self._connection.receive(data)
+                    await self._handle_events()
+        except BrokerError as error:  # one that the connection does not survive
+            self._transport.send(refusal(self._connection.peek_number(), error))
+        except Exception:
+            log.exception("session with %s ended by a fault of ours", self.name)
+            self._transport.send(refusal(0, Internal("internal error; the broker's log has the details")))
+
+    async def _finish(self) -> None:
+        """Wait until everything received is answered and the answers are sent, then say goodbye if we drain."""
+        await self._publishing.wait_until_settled()
+        if self._reading.cancel_called:
+            reason = {"reason": "the broker is shutting down"}
+            self._transport.send(encode_frame(MessageType.GOODBYE, 0, now_ms(), reason))
+        await self._transport.wait_for_room(0)
+
+    def drain(self) -> None:
+        """Read nothing more, answer what was received, say goodbye."""
+        self._reading.cancel()
+
+    def drop(self, why: str) -> None:
+        """End the session at once."""
+        log.info("dropped %s: %s", self.name, why)
+        self._scope.cancel()
+
+    def check_life(self, interval: float) -> None:
+        """Called now and then: probe a silent peer, drop one that stays silent or does not read."""
+        now = trio.current_time()
+        if now - self.heard_at > 2 * interval:
+            self.drop(f"silent for {2 * interval:g} s")
+        elif self._transport.queued and now - self._transport.progress_at > 2 * interval:
+            self.drop(f"has not read what it was sent for {2 * interval:g} s")
+        elif now - self.heard_at > interval:
+            self._transport.send(encode_frame(MessageType.HEARTBEAT, PROBE, now_ms()))
+
+    # Events
+
+    async def _handle_events(self) -> None:
+        while (event := self._connection.next_event()) is not None:
+            if isinstance(event, Publishes):
+                await self._publishing.publish(event)
+            elif isinstance(event, Refused):
+                self._transport.send(refusal(event.number, event.error))
+            else:
+                await self._handle_request(event)
+            self._first = False
+            if self._transport.queued > QUEUED_LIMIT:
+                await self._transport.wait_for_room(QUEUED_LIMIT)
+
+    async def _handle_request(self, frame: Frame) -> None:
+        try:
+            answer = await HANDLERS[frame.type](self, frame)
+        except BrokerError as error:
+            if not REPLIES[type(error)].survives:
+                raise
+            answer = refusal(frame.sequence_number, error)
+        if answer:
+            self._transport.send(answer)
+
+    # Requests
+
+    async def _hello(self, frame: Frame) -> bytes:
+        if not self._first:
+            raise BadRequest("HELLO must be the first frame of a connection")
+        if frame.properties.get("protocol") != PROTOCOL:
+            self.drain()
+            raise BadRequest(f"this broker speaks protocol {PROTOCOL}, not {frame.properties.get('protocol')}")
+        answer = {
+            "protocol": PROTOCOL,
+            "server": f"qb/{__version__}",
+            "heartbeat_interval": f"{self._broker.settings.server.heartbeat_interval:g}",
+            "max_message_size": str(self._broker.settings.server.max_message_size),
+        }
+        wanted = frame.properties.get("producer_id")
+        if wanted is not None:
+            answer["producer_id"] = self._publishing.continue_as(wanted)
+        self._publishing.acks_in_runs = True
+        self._introduce(frame)
+        return success(frame, answer)
+
+    async def _heartbeat(self, frame: Frame) -> bytes:
+        if frame.sequence_number == PROBE:
+            return b""  # the answer to our own
+        return encode_frame(MessageType.HEARTBEAT, frame.sequence_number, now_ms())
+
+    async def _request(self, frame: Frame) -> bytes:
+        answer = await call(self._broker, frame.properties.get("method", ""), frame.body)
+        return success(frame, body=answer)
+
+    async def _create_topic(self, frame: Frame) -> bytes:
+        self._introduce(frame)
+        topic = await call_with_text(self._broker, "create_topic", frame.properties)
+        return success(frame, {"topic": topic.topic, "partitions": str(topic.partitions)})
+
+    def _introduce(self, frame: Frame) -> None:
+        client_id = frame.properties.get("client_id") or frame.properties.get("publisher_id")
+        if client_id:
+            self.name = f"{client_id[:80]} ({self.name.rpartition('(')[2].rstrip(')')})"
+
+
+HANDLERS: dict[int, Callable[[Session, Frame], Awaitable[bytes]]] = {
+    MessageType.HELLO: Session._hello,
+    MessageType.HEARTBEAT: Session._heartbeat,
+    MessageType.REQUEST: Session._request,
+    MessageType.CREATE_TOPIC: Session._create_topic,
+}

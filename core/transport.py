@@ -1,0 +1,111 @@
+"""core.transport: one peer's socket: receive when there is something, send now what fits, the rest when it can.
+
+May import: trio, the standard library.
+Never: anything else of ours.
+
+It sits directly on a non-blocking socket and trio's wait_readable/wait_writable. A reply is then one `send` in the
+step of the event loop that decided it, with no task to wake; only what the kernel does not take waits here.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+
+import trio
+
+RECEIVE_BYTES = 262_144
+
+
+class Transport:
+    """A stream of bytes to one peer. Sending never blocks: watch `queued` and stop producing when it grows."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = sock
+        self._queue: deque[bytes | memoryview] = deque()
+        self._changed = trio.Event()  # something was queued, or the queue has emptied
+        self.queued = 0  # bytes that wait for the peer to read
+        self.progress_at = trio.current_time()  # when the peer last took queued bytes
+        self.gone = False
+
+    async def receive(self) -> bytes:
+        """Return what the peer has sent; b"" when it has gone."""
+        while True:
+            await trio.lowlevel.wait_readable(self._socket)
+            try:
+                return self._socket.recv(RECEIVE_BYTES)
+            except (BlockingIOError, InterruptedError):
+                continue
+            except OSError:
+                return b""
+
+    def send(self, data: bytes) -> None:
+        """Send what the kernel takes now and queue the rest. To a peer that has gone, nothing is sent."""
+        if self.gone:
+            return
+        taken = 0
+        if not self.queued:
+            taken = self._send_now(data)
+            if taken == len(data) or self.gone:
+                return
+            self.progress_at = trio.current_time()
+        self._queue.append(memoryview(data)[taken:])
+        self.queued += len(data) - taken
+        self._change()
+
+    def _send_now(self, data: bytes | memoryview) -> int:
+        try:
+            return self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            self._lose()
+            return 0
+
+    def _lose(self) -> None:
+        self.gone = True
+        self.queued = 0
+        self._queue.clear()
+        self._change()
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def send_queued(self) -> None:
+        """Send what send() queues, for ever; returns when the peer has gone."""
+        while not self.gone:
+            if not self._queue:
+                await self._changed.wait()
+                continue
+            await trio.lowlevel.wait_writable(self._socket)
+            self._send_some()
+
+    def _send_some(self) -> None:
+        while self._queue:
+            part = self._queue[0]
+            taken = self._send_now(part)
+            if not taken:
+                return
+            self.progress_at = trio.current_time()
+            self.queued -= taken
+            if taken < len(part):
+                self._queue[0] = part[taken:]
+                return
+            self._queue.popleft()
+        self._change()
+
+    async def wait_for_room(self, limit: int) -> None:
+        """Return when at most `limit` bytes are queued, or the peer has gone."""
+        while self.queued > limit:
+            changed = self._changed
+            await changed.wait()
+
+    def close(self) -> None:
+        """Close the socket; waiting tasks are told."""
+        self._lose()
+        trio.lowlevel.notify_closing(self._socket)
+        self._socket.close()

@@ -1,0 +1,138 @@
+"""server: run the broker: settings, wiring, the one nursery tree.
+
+May import: core.broker, core.config, core.errors, core.listening, core.version, storage.local, trio,
+    the standard library.
+Never: clients, cli.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import trio
+
+from core.broker import MessageBroker
+from core.config import Settings, SettingsError, describe_flags, load, render
+from core.listening import Peers, listen
+from core.version import __version__
+from storage.engine import Engine
+from storage.local import LocalEngine, StorageError
+
+log = logging.getLogger("qb.server")
+
+USAGE = """usage: python server.py [--print-config] [--version] [--SETTING VALUE ...]
+
+Runs the broker until SIGINT or SIGTERM. Flags win over the environment, the environment over the file named by
+QB_CONFIG_FILE or --config-file, the file over the defaults."""
+
+
+async def serve(
+    settings: Settings,
+    engine: Engine,
+    listeners: Sequence[socket.socket],
+    stop: trio.Event,
+    *,
+    started: Callable[[MessageBroker], None] = lambda broker: None,
+) -> None:
+    """Start every long-lived task of the server; returns when `stop` is set and everything received is finished."""
+    broker = MessageBroker(engine, settings)
+    peers = Peers(broker)
+    async with trio.open_nursery() as keepers:  # outlive all peers
+        keepers.start_soon(engine.run)
+        async with trio.open_nursery() as sessions:  # given grace to finish
+            async with trio.open_nursery() as doors:  # shut first
+                doors.start_soon(peers.keep_alive)
+                for listener in listeners:
+                    doors.start_soon(peers.accept, listener, sessions)
+                started(broker)
+                await stop.wait()
+                doors.cancel_scope.cancel()
+            broker.draining = True
+            sessions.cancel_scope.deadline = trio.current_time() + settings.server.shutdown_grace
+            peers.drain()
+        keepers.cancel_scope.cancel()
+
+
+async def stop_on_signal(signals: AsyncIterator[int], stop: trio.Event) -> None:
+    """Set `stop` at the first signal; at the second, exit at once: whatever was acked is on disk already."""
+    async for number in signals:
+        if stop.is_set():
+            os._exit(128 + number)
+        log.info("%s: finishing what was received", signal.Signals(number).name)
+        stop.set()
+
+
+async def run(settings: Settings) -> None:
+    """Open the storage and the doors, and serve until a signal. Raises StorageError, OSError."""
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        listeners = listen(settings.server.host, settings.server.port)
+        engine = await trio.to_thread.run_sync(LocalEngine.open, settings.storage)
+        try:
+            stop = trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stop_on_signal, signals, stop)
+                await serve(settings, engine, listeners, stop, started=lambda _: announce(settings, engine, listeners))
+                nursery.cancel_scope.cancel()
+        finally:
+            engine.close()
+            for listener in listeners:
+                listener.close()
+    log.info("stopped")
+
+
+def announce(settings: Settings, engine: Engine, listeners: Sequence[socket.socket]) -> None:
+    """Tell the operator what runs where, and what the start found."""
+    found = engine.recovery
+    for note in found.notes:
+        log.warning("%s", note)
+    addresses = ", ".join(f"{listener.getsockname()[0]}:{listener.getsockname()[1]}" for listener in listeners)
+    promise = "fsynced before every ack" if settings.storage.fsync_on_write else "NOT fsynced before acks"
+    print(f"QB {__version__} listens on {addresses}", flush=True)
+    print(f"data in {os.path.abspath(settings.storage.data_dir)}, {promise}", flush=True)
+    print(f"{found.topics} topics, {found.messages} messages recovered", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the server as a command; returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    if "--help" in argv or "-h" in argv:
+        print(f"{USAGE}\n\n{describe_flags()}")
+        return 0
+    if "--version" in argv:
+        print(f"QB {__version__}")
+        return 0
+    try:
+        loaded = load(argv, os.environ, switches=["--print-config"])
+    except SettingsError as error:
+        print(f"qb-server: {error}", file=sys.stderr)
+        return 2
+    if "--print-config" in argv:
+        print(render(loaded))
+        return 0
+    settings = loaded.settings
+    logging.basicConfig(
+        level=settings.server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        trio.run(run, settings)
+    except* (StorageError, OSError) as problems:
+        for problem in _leaves(problems):
+            print(f"qb-server: {problem}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

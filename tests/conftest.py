@@ -1,0 +1,97 @@
+"""Shared fixtures: a real broker in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+class BrokerProcess:
+    """`python server.py` on a free port, with a data directory of its own."""
+
+    def __init__(self, directory: Path, prefix: tuple[str, ...] = (), **settings: object) -> None:
+        self.data_dir = directory / "data"
+        self.log_file = directory / "server.log"
+        self.port = 0
+        self.banner = ""
+        self._prefix = prefix
+        self._settings = {name: str(value) for name, value in settings.items()}
+        self.start()
+
+    def start(self) -> None:
+        """Start, and return when it listens."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("QB_")}
+        environment |= {"QB_DATA_DIR": str(self.data_dir), "QB_SERVER_PORT": str(self.port)}
+        environment |= {f"QB_{name.upper()}": value for name, value in self._settings.items()}
+        with self.log_file.open("ab") as errors:
+            self.process = subprocess.Popen(
+                [*self._prefix, sys.executable, str(ROOT / "server.py")],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        assert self.process.stdout is not None
+        lines = [self.process.stdout.readline() for _ in range(3)]
+        self.banner = "".join(lines)
+        found = re.search(r"listens on [^\s,]*:(\d+)", self.banner)
+        assert found, f"the server did not start: {self.banner}\n{self.log_file.read_text()}"
+        self.port = int(found.group(1))
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+    def stop(self) -> int:
+        """Ask it to stop; returns its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.process.kill()
+        self.wait()
+
+    def wait(self) -> int:
+        code = self.process.wait(timeout=30)
+        if self.process.stdout:
+            self.process.stdout.close()
+        return code
+
+    def restart(self) -> None:
+        """kill -9 and start again on the same port and data."""
+        if self.process.poll() is None:
+            self.kill()
+        self.start()
+
+
+@pytest.fixture
+def start_broker(tmp_path: Path) -> Iterator[Callable[..., BrokerProcess]]:
+    """Starts brokers with given settings (segment_bytes=..., ...), and ends them after the test."""
+    started: list[BrokerProcess] = []
+
+    def start(name: str = "broker", prefix: tuple[str, ...] = (), **settings: object) -> BrokerProcess:
+        directory = tmp_path / name
+        directory.mkdir(exist_ok=True)
+        started.append(BrokerProcess(directory, prefix, **settings))
+        return started[-1]
+
+    yield start
+    for broker in started:
+        if broker.process.poll() is None:
+            broker.kill()
+
+
+@pytest.fixture
+def broker(start_broker: Callable[..., BrokerProcess]) -> BrokerProcess:
+    """A real broker process with the default settings."""
+    return start_broker()

@@ -1,0 +1,113 @@
+"""Idempotent producers: what was stored before is found again, exactly."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.errors import DiskFull, OutOfSequence, ProducerFenced
+from core.producers import WINDOW, Producer, Producers, Stored
+from storage.engine import Range
+
+
+def a_log(end_offset=10**9, ranges=()):
+    return SimpleNamespace(topic="t", partition=0, end_offset=end_offset, ranges=lambda: ranges)
+
+
+def look_up(producer, number):
+    stored, _ = producer.judge(number)
+    return stored and (stored.log, stored.first_offset)
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.booleans(), st.integers(0, 2)), min_size=1, max_size=30), st.randoms())
+def test_each_number_is_found_where_it_was_stored_and_no_other(runs, random):
+    producer, logs, ends = Producer(1), [a_log(), a_log(), a_log()], [0, 0, 0]
+    model, number, late = {}, 1, []
+    for count, lost, log in runs:
+        if lost:
+            late.append((number, count, log))
+        else:
+            _remember(producer, model, logs, ends, number, count, log)
+        number += count
+    random.shuffle(late)
+    for first, count, log in late[: len(late) // 2]:
+        assert all(producer.judge(n).stored is None for n in range(first, first + count))
+        _remember(producer, model, logs, ends, first, count, log)
+    for n in range(1, number):
+        assert look_up(producer, n) == model.get(n)
+
+
+def _remember(producer, model, logs, ends, number, count, log):
+    ends[log] += 3
+    producer.remember(Stored(number, count, logs[log], ends[log]))
+    for i in range(count):
+        model[number + i] = (logs[log], ends[log] + i)
+    ends[log] += count
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 9)), max_size=8), st.integers(1, 60))
+def test_a_verdict_holds_for_as_many_numbers_as_it_says(stored, number):
+    producer, log = Producer(1), a_log()
+    for first, count in stored:
+        if all(producer.judge(n).stored is None for n in range(first, first + count)):
+            producer.remember(Stored(first, count, log, 1_000 * first))
+    found, limit = producer.judge(number)
+    for n in range(number, number + min(limit or 20, 20)):
+        assert (producer.judge(n).stored is None) == (found is None)
+        if found is not None:
+            assert producer.judge(n).stored.first_offset == found.first_offset + n - number
+
+
+def test_a_run_that_continues_the_last_one_costs_no_further_memory():
+    producer, log = Producer(1), a_log()
+    for number in range(1, 50_001, 100):
+        producer.remember(Stored(number, 100, log, number))
+    assert len(producer._stored) == 1
+
+
+def test_numbers_older_than_the_window_are_forgotten_and_refused():
+    producer, log = Producer(1), a_log()
+    for number in range(1, 3 * WINDOW, 2):
+        producer.remember(Stored(number, 1, log, number))
+    assert len(producer._stored) <= WINDOW
+    with pytest.raises(OutOfSequence):
+        producer.judge(1)
+
+
+def test_a_batch_that_failed_is_new_again():
+    producer, log = Producer(1), a_log()
+    producer.remember(Stored(1, 10, log, 0))
+    producer.settled(Stored(4, 3, log, 3), DiskFull("full"))
+    assert [n for n in range(1, 11) if producer.judge(n).stored is None] == [4, 5, 6]
+
+
+def test_a_publish_sent_again_waits_for_the_first_attempt():
+    producer, log, told = Producer(1), a_log(end_offset=0), []
+    numbers = Stored(1, 2, log, 0)
+    producer.remember(numbers)
+    producer.when_settled(numbers, told.append)
+    assert told == []
+    log.end_offset = 2
+    producer.settled(numbers, None)
+    assert told == [None]
+    producer.when_settled(numbers, told.append)
+    assert told == [None, None]
+
+
+def test_a_newer_connection_fences_the_older_one_off():
+    producers, old, new = Producers(), object(), object()
+    producer = producers.open("new", old)
+    assert producers.open(str(producer.producer_id), new) is producer
+    producer.check_owner(new)
+    with pytest.raises(ProducerFenced):
+        producer.check_owner(old)
+
+
+def test_a_restart_knows_what_the_logs_remember():
+    log, producers = a_log(ranges=[Range(7, 1, 100, 5), Range(7, 6, 200, 1)]), Producers()
+    producers.restore(log)
+    producer = producers.open("7", None)
+    assert [look_up(producer, n) for n in (1, 5, 6, 7)] == [(log, 100), (log, 104), (log, 200), None]
