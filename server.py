@@ -1,6 +1,7 @@
 """server: run the broker: settings, wiring, the one nursery tree.
 
-May import: core.broker, core.config, core.errors, core.listening, core.version, storage.local, trio,
+May import: core.broker, core.config, core.errors, core.listening, core.version, storage.engine, storage.files,
+    storage.local, trio,
     the standard library.
 Never: clients, cli.
 """
@@ -21,7 +22,8 @@ from core.config import Settings, SettingsError, describe_flags, load, render
 from core.listening import Peers, listen
 from core.version import __version__
 from storage.engine import Engine
-from storage.local import LocalEngine, StorageError
+from storage.files import CannotOpen
+from storage.local import LocalEngine
 
 log = logging.getLogger("qb.server")
 
@@ -68,7 +70,7 @@ async def stop_on_signal(signals: AsyncIterator[int], stop: trio.Event) -> None:
 
 
 async def run(settings: Settings) -> None:
-    """Open the storage and the doors, and serve until a signal. Raises StorageError, OSError."""
+    """Open the storage and the doors, and serve until a signal. Raises CannotOpen, OSError."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         listeners = listen(settings.server.host, settings.server.port)
         engine = await trio.to_thread.run_sync(LocalEngine.open, settings.storage)
@@ -94,7 +96,12 @@ def announce(settings: Settings, engine: Engine, listeners: Sequence[socket.sock
     promise = "fsynced before every ack" if settings.storage.fsync_on_write else "NOT fsynced before acks"
     print(f"QB {__version__} listens on {addresses}", flush=True)
     print(f"data in {os.path.abspath(settings.storage.data_dir)}, {promise}", flush=True)
-    print(f"{found.topics} topics, {found.messages} messages recovered", flush=True)
+    print(f"{counted(found.topics, 'topic')}, {counted(found.messages, 'message')} recovered", flush=True)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return `1 topic`, `2 topics`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,19 +125,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=settings.server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    problems: list[BaseException] = []
     try:
         trio.run(run, settings)
-    except* (StorageError, OSError) as problems:
-        for problem in _leaves(problems):
-            print(f"qb-server: {problem}", file=sys.stderr)
-        return 1
-    return 0
+    except* (CannotOpen, OSError) as failed:
+        problems = leaves(failed)
+    for problem in problems:
+        print(f"qb-server: {problem}", file=sys.stderr)
+    return 1 if problems else 0
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+def leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    """Return the single errors in a group of groups."""
     found: list[BaseException] = []
     for error in group.exceptions:
-        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+        found += leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
     return found
 
 

@@ -1,12 +1,13 @@
 """core.broker: what can be asked of the broker, whichever door it comes through.
 
-May import: core.config, core.errors, core.names, core.producers, core.replies, core.version, storage.engine, msgspec,
-    trio, the standard library.
+May import: core.config, core.errors, core.frames, core.names, core.producers, core.reading, core.replies, core.version,
+    storage.engine, msgspec, trio, the standard library.
 Never: sockets, connections, files.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from zlib import crc32
 
@@ -14,12 +15,32 @@ import msgspec
 import trio
 
 from core.config import Settings
-from core.errors import BadRequest, ShuttingDown, TopicExists, UnknownPartition, UnknownTopic
+from core.errors import (
+    BadRequest,
+    BrokerError,
+    MessageTooLarge,
+    ShuttingDown,
+    TopicExists,
+    UnknownPartition,
+    UnknownTopic,
+)
+from core.frames import MAX_PROPERTIES, RESERVED, MessageType, encode_frame, encode_properties
 from core.names import check_name
 from core.producers import Producers
+from core.reading import Limits, fetch
 from core.replies import now_ms
 from core.version import __version__
-from storage.engine import Engine, PartitionLog, Topic
+from storage.engine import Chunk, Engine, PartitionLog, Run, Topic
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a message is stored, and what that promises."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int  # when it was appended, in ms
+    durability: str
 
 
 class MessageBroker:
@@ -113,9 +134,7 @@ class MessageBroker:
         known = self.topic(topic)
         if partition is None:
             partition = self._pick(known, key) if known.partitions > 1 else 0
-        elif not 0 <= partition < known.partitions:
-            raise UnknownPartition(topic, partition, known.partitions)
-        return self.engine.log(topic, partition)
+        return self.log(topic, partition)
 
     def _pick(self, topic: Topic, key: str | None) -> int:
         if key is not None:
@@ -123,6 +142,78 @@ class MessageBroker:
         turn = self._turns.get(topic.topic, 0)
         self._turns[topic.topic] = turn + 1
         return turn % topic.partitions
+
+    async def publish(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        partition: int | None = None,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        timestamp_ms: int = 0,
+    ) -> Receipt:
+        """Store one message and return when it is durable. Raises BrokerError; then nothing of it was kept."""
+        await self.ready_topic(topic)
+        log = self.route(topic, partition, key)
+        encoded = self._properties(topic, partition, key, properties, body)
+        frame = encode_frame(MessageType.DATA, log.next_offset, timestamp_ms or now_ms(), encoded, body)
+        run, settled, outcome = Run(frame, (0,), log.next_offset), trio.Event(), []
+
+        def done(error: BrokerError | None, append_ms: int) -> None:
+            outcome.append((error, append_ms))
+            settled.set()
+
+        log.append(run, done)
+        await settled.wait()
+        error, append_ms = outcome[0]
+        if error is not None:
+            raise error
+        return Receipt(
+            topic=topic,
+            partition=log.partition,
+            offset=run.first_offset,
+            timestamp=append_ms,
+            durability=self.engine.durability,
+        )
+
+    def _properties(
+        self, topic: str, partition: int | None, key: str | None, properties: Mapping[str, str] | None, body: bytes
+    ) -> bytes:
+        own: dict[str, str] = {"topic": topic}
+        if partition is not None:
+            own["partition"] = str(partition)
+        if key is not None:
+            own["key"] = key
+        for name in properties or {}:
+            if name in RESERVED:
+                raise BadRequest(f"property {name!r} has a meaning of its own; choose another name")
+        encoded = encode_properties({**own, **(properties or {})})
+        most = self.settings.server.max_message_size
+        if len(body) > most or len(encoded) > MAX_PROPERTIES:
+            raise MessageTooLarge(len(body) + len(encoded), most)
+        return encoded
+
+    # Reading
+
+    async def fetch(self, topic: str, partition: int, offset: int, limits: Limits) -> Chunk:
+        """Return stored messages from `offset` on. Raises UnknownTopic, UnknownPartition, OffsetOutOfRange."""
+        return await fetch(self.log(topic, partition), offset, limits)
+
+    async def offsets(self, topic: str, partition: int = 0, time_ms: int | None = None) -> dict[str, Any]:
+        """Return the first and the next offset of a partition and, if a time is given, the first one from then on."""
+        log = self.log(topic, partition)
+        found = {"first": log.first_offset, "next": log.end_offset}
+        if time_ms is not None:
+            found["offset_for_time"] = await log.offset_for_time(time_ms)
+        return found
+
+    def log(self, topic: str, partition: int) -> PartitionLog:
+        """Return a partition's log. Raises UnknownTopic, UnknownPartition."""
+        known = self.topic(topic)
+        if not 0 <= partition < known.partitions:
+            raise UnknownPartition(topic, partition, known.partitions)
+        return self.engine.log(topic, partition)
 
     async def ready_topic(self, topic: str) -> None:
         """Make the topic if it is missing and the broker may. Raises as create_topic() does."""

@@ -172,7 +172,7 @@ def render(loaded: Loaded) -> str:
     return _aligned(rows)
 
 
-def usage() -> str:
+def describe_flags() -> str:
     """Return aligned help lines: flag, variable, default, meaning."""
     rows = [(", ".join(row.flags), row.environment, row.kind.show(row.default), row.help) for row in TABLE]
     return _aligned([*rows, (CONFIG_FILE_FLAG, CONFIG_FILE, "", "YAML file with settings, by section")])

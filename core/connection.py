@@ -17,6 +17,7 @@ from core.errors import BadRequest, BrokerError, MessageTooLarge, PeerMisbehaved
 from core.frames import (
     HEAD,
     LENGTH,
+    MAX_PROPERTIES,
     OVERHEAD,
     TYPE_AND_SEQUENCE,
     Frame,
@@ -26,7 +27,6 @@ from core.frames import (
 )
 from storage.engine import Run
 
-MAX_PROPERTIES = 65_536
 _TYPE_SEQUENCE_TIMESTAMP = struct.Struct(">IQQ")
 _ROUTES_REMEMBERED = 1_024
 

@@ -30,6 +30,10 @@ class Code(StrEnum):
     SUBSCRIPTION_EXISTS = "SUBSCRIPTION_EXISTS"
     SUBSCRIPTION_BUSY = "SUBSCRIPTION_BUSY"
     NOT_JOINED = "NOT_JOINED"
+    UNKNOWN_GROUP = "UNKNOWN_GROUP"
+    UNKNOWN_MEMBER = "UNKNOWN_MEMBER"
+    STALE_GENERATION = "STALE_GENERATION"
+    GROUP_IN_USE = "GROUP_IN_USE"
     PRODUCER_FENCED = "PRODUCER_FENCED"
     OUT_OF_SEQUENCE = "OUT_OF_SEQUENCE"
     DISK_FULL = "DISK_FULL"
@@ -128,6 +132,34 @@ class NotJoined(BrokerError):
     """This connection has not joined that subscription."""
 
 
+class UnknownGroup(BrokerError):
+    """Nobody is in a group of that name; for tools: and nothing is committed for it."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__(f"Group not found: {group!r}; the first who joins makes it")
+        self.group = group
+
+
+class UnknownMember(BrokerError):
+    """The group has no such member, or has it no more."""
+
+    def __init__(self, group: str, member: str) -> None:
+        super().__init__(f"{member!r} is not a member of group {group!r}, or was silent for too long: join again")
+        self.group, self.member = group, member
+
+
+class StaleGeneration(BrokerError):
+    """The group has moved on since the generation that the request speaks of."""
+
+
+class GroupInUse(BrokerError):
+    """The group has members, and the request was for one without."""
+
+    def __init__(self, group: str, members: int) -> None:
+        super().__init__(f"group {group!r} is in use: stop its members first, of which there are {members}")
+        self.group, self.members = group, members
+
+
 class ProducerFenced(BrokerError):
     """A newer connection took over this producer id."""
 
@@ -187,6 +219,10 @@ REPLIES: dict[type[BrokerError], Reply] = {
     SubscriptionExists: Reply(Code.SUBSCRIPTION_EXISTS, True, 409),
     SubscriptionBusy: Reply(Code.SUBSCRIPTION_BUSY, True, 409),
     NotJoined: Reply(Code.NOT_JOINED, True, 409),
+    UnknownGroup: Reply(Code.UNKNOWN_GROUP, True, 404),
+    UnknownMember: Reply(Code.UNKNOWN_MEMBER, True, 409),
+    StaleGeneration: Reply(Code.STALE_GENERATION, True, 409),
+    GroupInUse: Reply(Code.GROUP_IN_USE, True, 409),
     ProducerFenced: Reply(Code.PRODUCER_FENCED, False, 409),
     OutOfSequence: Reply(Code.OUT_OF_SEQUENCE, True, 409),
     DiskFull: Reply(Code.DISK_FULL, True, 507),

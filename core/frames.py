@@ -37,6 +37,7 @@ class MessageType(IntEnum):
     GOODBYE = 18
     DELIVER = 19
     SETTLE = 20
+    FETCH = 21
     SEAL = 32
 
 
@@ -46,7 +47,11 @@ LENGTH_AND_TYPE = struct.Struct(">II")
 TYPE_AND_SEQUENCE = struct.Struct(">IQ")  # what turns a PUBLISH into the stored DATA, four bytes into the frame
 
 OVERHEAD = HEAD.size + LENGTH.size  # a frame without properties and body: 32 bytes
+MAX_PROPERTIES = 65_536
 PROBE = 2**64 - 1  # the sequence number of a HEARTBEAT that asks "are you there?" and is answered, never counted
+
+# Property names that the broker gives a meaning; a publisher cannot use them for its own.
+RESERVED = frozenset({"topic", "partition", "key", "subscription_id", "client_id", "publisher_id"})
 
 
 class Frame(NamedTuple):

@@ -30,16 +30,16 @@ def listen(host: str, port: int) -> list[socket.socket]:
     except socket.gaierror as error:
         raise OSError(f"cannot listen on {host!r}: {error.strerror}") from None
     listeners: list[socket.socket] = []
-    for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
-        if listeners and not port:  # any free port was asked for: the same one on every address
-            address = (address[0], listeners[0].getsockname()[1], *address[2:])
+    for family, address in dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found):
+        if listeners:  # if any free port was asked for: the same one on every address
+            port = listeners[0].getsockname()[1]
         try:
-            listeners.append(socket.create_server(address[:2], family=family, backlog=1024))
+            listeners.append(socket.create_server((address, port), family=family, backlog=1024))
         except OSError as error:
             for opened in listeners:
                 opened.close()
             what = "something else is using it" if error.errno == errno.EADDRINUSE else error.strerror
-            raise OSError(f"cannot listen on {address[0]}:{address[1]}: {what}") from None
+            raise OSError(f"cannot listen on {address}:{port}: {what}") from None
     for listener in listeners:
         listener.setblocking(False)
     return listeners

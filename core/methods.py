@@ -8,8 +8,8 @@ One row a method. The binary door calls them with REQUEST frames; the other door
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -19,6 +19,12 @@ from core.errors import BadRequest
 
 class Arguments(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What a method takes; anything else is refused by name."""
+
+    def as_keywords(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__struct_fields__}
+
+
+A = TypeVar("A", bound=Arguments)
 
 
 class NoArguments(Arguments):
@@ -41,6 +47,24 @@ class NameTopic(Arguments):
     topic: str
 
 
+class Offsets(Arguments):
+    topic: str
+    partition: int = 0
+    time_ms: int | None = None
+
+
+class Fetch(Arguments):
+    """The properties of a FETCH frame."""
+
+    topic: str
+    offset: int
+    partition: int = 0
+    max_messages: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 500
+    max_bytes: Annotated[int, msgspec.Meta(ge=1, le=16 << 20)] = 1 << 20
+    max_wait: Annotated[float, msgspec.Meta(ge=0, le=300)] = 0.0
+    min_bytes: Annotated[int, msgspec.Meta(ge=0, le=16 << 20)] = 1
+
+
 class Method(NamedTuple):
     """A method's arguments, and what carries it out."""
 
@@ -53,6 +77,7 @@ METHODS: dict[str, Method] = {
     "delete_topic": Method(DeleteTopic, MessageBroker.delete_topic),
     "list_topics": Method(NoArguments, MessageBroker.list_topics),
     "describe_topic": Method(NameTopic, MessageBroker.describe_topic),
+    "offsets": Method(Offsets, MessageBroker.offsets),
     "server_info": Method(NoArguments, MessageBroker.server_info),
 }
 
@@ -66,16 +91,17 @@ async def call(broker: MessageBroker, method: str, arguments: bytes) -> bytes:
         decoded = msgspec.json.decode(arguments or b"{}", type=known.arguments)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"{method}: {error}") from None
-    answer = await known.call(broker, **{name: getattr(decoded, name) for name in decoded.__struct_fields__})
+    answer = await known.call(broker, **decoded.as_keywords())
     return msgspec.json.encode(answer)
 
 
-async def call_with_text(broker: MessageBroker, method: str, arguments: dict[str, str]) -> Any:
-    """Carry out a method whose arguments came as text, such as a frame's properties; unknown ones are left alone."""
-    known = METHODS[method]
-    wanted = {name: value for name, value in arguments.items() if name in known.arguments.__struct_fields__}
+def arguments_from_text(kind: type[A], properties: Mapping[str, str]) -> A:
+    """Return arguments that came as text, as a frame's properties do; others beside them are left alone.
+
+    Raises BadRequest.
+    """
+    wanted = {name: value for name, value in properties.items() if name in kind.__struct_fields__}
     try:
-        decoded = msgspec.convert(wanted, type=known.arguments, strict=False)
+        return msgspec.convert(wanted, type=kind, strict=False)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"{method}: {error}") from None
-    return await known.call(broker, **{name: getattr(decoded, name) for name in decoded.__struct_fields__})
+        raise BadRequest(str(error)) from None

@@ -1,7 +1,7 @@
 """core.session: the binary door: one peer's frames carried to the broker, and the answers carried back.
 
-May import: core.broker, core.connection, core.errors, core.frames, core.methods, core.publishing, core.replies,
-    core.transport, core.version, trio, the standard library.
+May import: core.broker, core.connection, core.errors, core.frames, core.methods, core.publishing, core.reading,
+    core.replies, core.transport, core.version, trio, the standard library.
 Never: files, settings from the environment.
 """
 
@@ -16,8 +16,9 @@ from core.broker import MessageBroker
 from core.connection import Publishes, Refused, ServerConnection
 from core.errors import REPLIES, BadRequest, BrokerError, Internal
 from core.frames import PROBE, Frame, MessageType, encode_frame
-from core.methods import call, call_with_text
+from core.methods import CreateTopic, Fetch, arguments_from_text, call
 from core.publishing import Publishing
+from core.reading import Limits
 from core.replies import now_ms, refusal, success
 from core.transport import Transport
 from core.version import __version__
@@ -25,6 +26,7 @@ from core.version import __version__
 log = logging.getLogger("qb.session")
 
 PROTOCOL = "1"
+MAX_WAITING_FETCHES = 64  # of one peer; one more is waited for before the next request is read
 QUEUED_LIMIT = 1 << 20  # replies that a peer has not read: past this, its requests are not read either
 
 
@@ -37,6 +39,7 @@ class Session:
         self._connection = ServerConnection(broker.settings.server.max_message_size)
         self._publishing = Publishing(broker, self._connection, transport.send)
         self._first = True  # is its next frame its first?
+        self._fetches = 0  # that may be waiting for messages
         self._reading = trio.CancelScope()
         self._scope = trio.CancelScope()
         self.name = name
@@ -50,20 +53,20 @@ class Session:
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._transport.send_queued)
-                    await self._read()
+                    await self._read(nursery)
                     await self._finish()
                     nursery.cancel_scope.cancel()
         finally:
             self._transport.close()
 
-    async def _read(self) -> None:
+    async def _read(self, answers: trio.Nursery) -> None:
         """Handle what the peer sends until it has gone, lost our trust, or we drain."""
         try:
             with self._reading:
                 while data := await self._transport.receive():
                     self.heard_at = trio.current_time()
                     self._connection.receive(data)
-                    await self._handle_events()
+                    await self._handle_events(answers)
         except BrokerError as error:  # one that the connection does not survive
             self._transport.send(refusal(self._connection.peek_number(), error))
         except Exception:
@@ -99,19 +102,29 @@ class Session:
 
     # Events
 
-    async def _handle_events(self) -> None:
+    async def _handle_events(self, answers: trio.Nursery) -> None:
         while (event := self._connection.next_event()) is not None:
             if isinstance(event, Publishes):
                 await self._publishing.publish(event)
             elif isinstance(event, Refused):
                 self._transport.send(refusal(event.number, event.error))
+            elif event.type == MessageType.FETCH and self._fetches < MAX_WAITING_FETCHES:
+                self._fetches += 1
+                answers.start_soon(self._answer_fetch, event)
             else:
-                await self._handle_request(event)
+                await self._answer(event)
             self._first = False
             if self._transport.queued > QUEUED_LIMIT:
                 await self._transport.wait_for_room(QUEUED_LIMIT)
 
-    async def _handle_request(self, frame: Frame) -> None:
+    async def _answer_fetch(self, frame: Frame) -> None:
+        """Answer a FETCH in a task of its own: it may wait, and the requests behind it shall not."""
+        try:
+            await self._answer(frame)
+        finally:
+            self._fetches -= 1
+
+    async def _answer(self, frame: Frame) -> None:
         try:
             answer = await HANDLERS[frame.type](self, frame)
         except BrokerError as error:
@@ -153,8 +166,16 @@ class Session:
 
     async def _create_topic(self, frame: Frame) -> bytes:
         self._introduce(frame)
-        topic = await call_with_text(self._broker, "create_topic", frame.properties)
+        topic = await self._broker.create_topic(**arguments_from_text(CreateTopic, frame.properties).as_keywords())
         return success(frame, {"topic": topic.topic, "partitions": str(topic.partitions)})
+
+    async def _fetch(self, frame: Frame) -> bytes:
+        wanted = arguments_from_text(Fetch, frame.properties)
+        limits = Limits(wanted.max_messages, wanted.max_bytes, wanted.max_wait, wanted.min_bytes)
+        chunk = await self._broker.fetch(wanted.topic, wanted.partition, wanted.offset, limits)
+        await self._transport.wait_for_room(QUEUED_LIMIT)
+        state = {"offset": str(chunk.first_offset), "count": str(len(chunk.positions))}
+        return success(frame, state, chunk.data)
 
     def _introduce(self, frame: Frame) -> None:
         client_id = frame.properties.get("client_id") or frame.properties.get("publisher_id")
@@ -167,4 +188,5 @@ HANDLERS: dict[int, Callable[[Session, Frame], Awaitable[bytes]]] = {
     MessageType.HEARTBEAT: Session._heartbeat,
     MessageType.REQUEST: Session._request,
     MessageType.CREATE_TOPIC: Session._create_topic,
+    MessageType.FETCH: Session._fetch,
 }

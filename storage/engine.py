@@ -42,7 +42,7 @@ class Range(NamedTuple):
     producer_id: int
     first_number: int
     first_offset: int
-    count: int
+    count: int  # type: ignore[assignment]  # nobody counts occurrences in a range
 
 
 class Chunk(NamedTuple):
@@ -53,7 +53,7 @@ class Chunk(NamedTuple):
     positions: Sequence[int]  # where each DATA frame starts in data
 
     @property
-    def count(self) -> int:
+    def count(self) -> int:  # type: ignore[override]  # nobody counts occurrences in a chunk
         return len(self.positions)
 
     @property
@@ -147,7 +147,7 @@ class Metadata(Protocol):
         """Return every entry whose key starts with `prefix`, sorted by key."""
 
     async def put(self, key: str, value: Any, *, expected: int | None = None) -> int:
-        """Store durably and return the new version. Raises VersionConflict if `expected` is not in force (0: absent)."""
+        """Store durably and return the new version. Raises VersionConflict if `expected` (0: absent) is not it."""
 
     async def delete(self, *keys: str) -> None:
         """Remove durably, all of them or none; absent keys are no error."""

@@ -1,4 +1,4 @@
-"""Shared fixtures: a real broker in a process of its own."""
+"""Shared fixtures: a real broker, in a process of its own or in this one."""
 
 from __future__ import annotations
 
@@ -7,10 +7,19 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
+from peers import TrioPeer
+
+from core.config import ServerSettings, Settings, StorageSettings
+from core.listening import listen
+from server import serve
+from storage.local import LocalEngine
 
 ROOT = Path(__file__).parent.parent
 
@@ -95,3 +104,39 @@ def start_broker(tmp_path: Path) -> Iterator[Callable[..., BrokerProcess]]:
 def broker(start_broker: Callable[..., BrokerProcess]) -> BrokerProcess:
     """A real broker process with the default settings."""
     return start_broker()
+
+
+@pytest.fixture
+def a_broker(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[Callable[[], Awaitable[TrioPeer]]]]:
+    """Opens a broker in this process, on this test's clock, and gives out peers."""
+
+    @asynccontextmanager
+    async def opened(
+        storage: dict[str, Any] | None = None, **server: Any
+    ) -> AsyncIterator[Callable[[], Awaitable[TrioPeer]]]:
+        settings = Settings(
+            server=ServerSettings(port=0, **server),
+            storage=StorageSettings(data_dir=str(tmp_path / "data"), **(storage or {})),
+        )
+        engine = await trio.to_thread.run_sync(LocalEngine.open, settings.storage)
+        listeners, stop = listen("127.0.0.1", 0), trio.Event()
+
+        peers: list[TrioPeer] = []
+
+        async def connect() -> TrioPeer:
+            peers.append(TrioPeer(await trio.open_tcp_stream("127.0.0.1", listeners[0].getsockname()[1])))
+            return peers[-1]
+
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(serve, settings, engine, listeners, stop)
+                yield connect
+                stop.set()
+        finally:
+            for peer in peers:
+                await trio.aclose_forcefully(peer.stream)
+            engine.close()
+            for listener in listeners:
+                listener.close()
+
+    return opened

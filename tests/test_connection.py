@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from core.connection import MAX_PROPERTIES, Publishes, Refused, Route, ServerConnection
+from core.connection import Publishes, Refused, Route, ServerConnection
 from core.errors import BadRequest, MessageTooLarge, PeerMisbehaved, UnknownType
-from core.frames import HEAD, Frame, MessageType, decode_frame, encode_frame
+from core.frames import HEAD, MAX_PROPERTIES, Frame, MessageType, decode_frame, encode_frame
 
 LIMIT = 1_000
 

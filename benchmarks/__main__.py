@@ -1,0 +1,50 @@
+"""benchmarks.__main__: run benchmarks and print one JSON line a case.
+
+May import: benchmarks.harness, the standard library.
+Never: anything else of ours.
+
+    python -m benchmarks > figures.jsonl                  all of them
+    python -m benchmarks publish_latency --quick          one, for a look
+    python -m benchmarks.report figures.jsonl             the tables of docs/BENCHMARKS.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+from benchmarks.harness import Options
+
+BENCHMARKS = (
+    "machine",
+    "publish_latency",
+    "publish_pipelined",
+    "publish_connections",
+    "idle_connections",
+    "memory",
+    "recovery",
+)
+
+
+def main() -> None:
+    """Run what the command line names, in the order of BENCHMARKS."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks")
+    parser.add_argument("names", nargs="*", metavar="BENCHMARK", help=f"default: all of {', '.join(BENCHMARKS)}")
+    parser.add_argument("--quick", action="store_true", help="small counts: a look, not a figure")
+    parser.add_argument("--rounds", type=int, default=5, help="repeats of each comparison; medians are printed")
+    parser.add_argument("--dir", type=Path, default=Path.cwd(), help="a directory on the disk to measure")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.names) - set(BENCHMARKS):
+        parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
+    options = Options(
+        arguments.dir.resolve(), arguments.quick, min(arguments.rounds, 2) if arguments.quick else arguments.rounds
+    )
+    for name in [each for each in BENCHMARKS if each in (arguments.names or BENCHMARKS)]:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        importlib.import_module(f"benchmarks.{name}").run(options)
+
+
+if __name__ == "__main__":
+    main()

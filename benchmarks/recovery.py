@@ -1,0 +1,55 @@
+"""benchmarks.recovery: how long after kill -9 does a broker with 5 million messages serve again?
+
+May import: benchmarks.harness, client, the standard library.
+Never: the broker's own rooms.
+
+The clock runs from the start of the process to its first answer to a peer, with the files in the page cache, and
+again after they were evicted from it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from benchmarks.harness import Options, judge, qb_server, report, scratch, significant
+from client import BrokerClient
+
+NAME = "recovery"
+SIZE = 100
+MESSAGES = 5_000_000
+AT_ONCE = 250_000
+TARGET_SECONDS = 60
+
+
+def run(options: Options) -> None:
+    """Fill a data directory, kill its broker, and print the seconds to serve again, warm and cold."""
+    messages = options.scaled(MESSAGES)
+    with scratch(options) as directory:
+        data_dir = directory / "qb"
+        bodies = [b"x" * SIZE] * AT_ONCE
+        with qb_server(data_dir) as server, BrokerClient(port=server.port) as client:
+            client.create_topic("bench")
+            for _ in range(messages // AT_ONCE):
+                client.publish_many("bench", bodies)
+            server.process.kill()
+        for cache in ("warm", "cold"):
+            if cache == "cold":
+                _evict(data_dir)
+            with qb_server(data_dir) as server, BrokerClient(port=server.port) as client:
+                described = client.describe_topic("bench")
+                seconds = significant(server.seconds_to_ready)
+                if described["messages"] != messages:
+                    raise RuntimeError(f"{messages} messages were acked and {described['messages']} recovered")
+            case = f"qb/{SIZE}B/{messages}-messages/after-kill-9/{cache}-page-cache"
+            report(NAME, case, seconds=seconds, log_bytes=described["bytes"])
+    judge(NAME, f"{messages:,} messages: seconds, not minutes", seconds, seconds < TARGET_SECONDS, "seconds")
+
+
+def _evict(data_dir: Path) -> None:
+    """Drop the directory's files from the page cache."""
+    os.sync()
+    for path in (each for each in data_dir.rglob("*") if each.is_file()):
+        fd = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)

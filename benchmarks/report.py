@@ -1,0 +1,56 @@
+"""benchmarks.report: the tables of docs/BENCHMARKS.md from the lines that `python -m benchmarks` printed.
+
+May import: the standard library.
+Never: anything of ours.
+
+    python -m benchmarks.report figures.jsonl
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+Line = dict[str, Any]
+
+
+def tables(lines: Iterable[Line]) -> Iterator[str]:
+    """Yield Markdown: the targets with what was measured, then every case."""
+    kept = list(lines)
+    yield "| target | measured | |"
+    yield "|---|---|---|"
+    for line in kept:
+        if "target" in line:
+            verdict = "met" if line["met"] else "**missed**"
+            yield f"| {line['target']} | {_number(line['measured'])} {line['unit']} | {verdict} |"
+    yield ""
+    yield "| benchmark | case | figures |"
+    yield "|---|---|---|"
+    for line in kept:
+        if "case" in line:
+            yield f"| {line['benchmark']} | {line['case']} | {_figures(line)} |"
+
+
+def _figures(line: Line) -> str:
+    shown = [(name, value) for name, value in line.items() if name not in ("benchmark", "case", "rounds")]
+    return ", ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in shown)
+
+
+def _number(value: object) -> str:
+    if isinstance(value, float) and value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+
+def main() -> None:
+    """Read JSON lines from the named files, or from standard input."""
+    texts = [Path(name).read_text() for name in sys.argv[1:]] or [sys.stdin.read()]
+    for row in tables(json.loads(line) for text in texts for line in text.splitlines() if line.strip()):
+        print(row)
+
+
+if __name__ == "__main__":
+    main()

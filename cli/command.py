@@ -1,0 +1,81 @@
+"""cli.command: what a command of the command line is made of.
+
+May import: clients.blocking, core.kinds, the standard library.
+Never: printing, rich.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from clients.blocking import BrokerClient
+from core.kinds import Kind
+
+REFUSED, MISUSED, INTERRUPTED = 1, 2, 130  # exit codes
+
+
+class UsageError(Exception):
+    """The command was typed wrongly: words for the person who typed it."""
+
+
+class CommandFailed(Exception):
+    """The command could not do what it was asked to: one or two lines that say why, and what was done before."""
+
+    def __init__(self, text: str, exit_code: int = REFUSED) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+class Outcome(NamedTuple):
+    """What a command found out or did: plain data for scripts and, where data alone would be dull, text for people."""
+
+    data: Any  # what JSON can carry
+    text: str | None = None  # None: the data is shown as a table
+    exit_code: int = 0
+
+
+class Command(NamedTuple):
+    """One row of the command line. A name of two words, such as `bench publish`, belongs to a group."""
+
+    name: str
+    help: str  # one line, without a full stop
+    example: str  # what comes after the program's name
+    arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], Outcome]
+
+
+def broker(args: argparse.Namespace) -> BrokerClient:
+    """Return the client that the flags for every command describe; `with` connects it."""
+    return BrokerClient(args.host, args.port, args.client_id, request_timeout=args.timeout)
+
+
+def of_kind(kind: Kind) -> Callable[[str], Any]:
+    """Return an argparse type that reads values of this kind."""
+
+    def parse(text: str) -> Any:
+        try:
+            return kind.parse(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be {kind.must_be}, not {text!r}") from None
+
+    return parse
+
+
+def reason(error: BaseException) -> str:
+    """Return why something failed, in words for people."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+def counted(number: int, noun: str) -> str:
+    """Return `1 message` or `2,000 messages`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def no_arguments(parser: argparse.ArgumentParser) -> None:
+    """For commands that take none."""

@@ -1,0 +1,80 @@
+"""cli.main: carry out what was typed, and show its outcome or why it failed.
+
+May import: cli.command, cli.output, cli.parser, clients.errors, core.config, the standard library.
+Never: rich, storage.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cli.command import (
+    INTERRUPTED,
+    MISUSED,
+    REFUSED,
+    CommandFailed,
+    Outcome,
+    UsageError,
+    reason,
+)
+from cli.output import complain, emit
+from cli.parser import Answer, parse
+from clients.errors import QBError
+from core.config import DEBUG, SettingsError, load
+
+NOBODY_READS = 141  # as if SIGPIPE had ended us, like other tools in a pipe
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Carry out one command and return the exit code. Blocks until it is done; never raises."""
+    try:
+        return _carry_out(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except (UsageError, SettingsError) as error:
+        complain(str(error))
+        return MISUSED
+    except CommandFailed as error:
+        complain(str(error))
+        return error.exit_code
+    except (QBError, OSError) as error:
+        complain(reason(error))
+        return REFUSED
+    except Exception as error:
+        return _report_fault(error)
+
+
+def _carry_out(argv: Sequence[str]) -> int:
+    try:
+        args = parse("qb" if Path(sys.argv[0]).name == "qb" else "client.py", argv)
+    except Answer as answer:
+        return _print(Outcome(None, str(answer)), as_json=False)
+    settings = load([], os.environ).settings
+    args.host = args.host or settings.server.host
+    args.port = args.port or settings.server.port
+    args.timeout = args.timeout or settings.client.request_timeout
+    return _print(args.run(args), args.json)
+
+
+def _print(outcome: Outcome, as_json: bool) -> int:
+    """Show the outcome and return the exit code."""
+    try:
+        emit(outcome, as_json)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
+        return NOBODY_READS
+    return outcome.exit_code
+
+
+def _report_fault(error: Exception) -> int:
+    if os.environ.get(DEBUG):
+        import traceback
+
+        traceback.print_exception(error)
+    else:
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        complain(f"unexpected {what}\nset {DEBUG}=1 for the traceback")
+    return REFUSED

@@ -1,0 +1,124 @@
+"""cli.output: what a command returned, shown to people or to scripts.
+
+May import: cli.command, the standard library, rich.
+Never: clients, storage.
+
+People get sentences and tables (drawn ones on a terminal, aligned text in a pipe); scripts get one JSON value.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from cli.command import Outcome
+
+Row = Mapping[str, Any]
+
+
+def emit(outcome: Outcome, as_json: bool) -> None:
+    """Print what a command returned to standard output. Raises BrokenPipeError when nobody reads it."""
+    if as_json:
+        print(json.dumps(outcome.data, indent=2 if sys.stdout.isatty() else None))
+    elif outcome.text is not None:
+        print(outcome.text)
+    else:
+        _show(outcome.data)
+    sys.stdout.flush()
+
+
+def complain(text: str) -> None:
+    """Print one or two lines about a failure to standard error."""
+    for line in text.splitlines():
+        print(f"qb: {line}", file=sys.stderr)
+
+
+def _show(data: Row | Sequence[Row]) -> None:
+    """Show a list of rows as a table; of a single row first its plain facts, then its tables."""
+    if not isinstance(data, Mapping):
+        return _table(data)
+    facts = {name: value for name, value in data.items() if not _is_table(value)}
+    width = max(map(len, map(_title, facts)))
+    for name, value in facts.items():
+        print(f"{_title(name).ljust(width)}  {_cell(name, value)}")
+    for value in data.values():
+        if _is_table(value):
+            print()
+            _table(value)
+    return None
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
+
+
+def _table(rows: Sequence[Row]) -> None:
+    """Show rows as a table, without the columns that all of them leave empty."""
+    names = list(dict.fromkeys(name for row in rows for name, value in row.items() if value is not None))
+    cells = [[_cell(name, row.get(name)) for name in names] for row in rows]
+    to_right = [all(isinstance(row.get(name), int | float | None) for row in rows) for name in names]
+    draw = _draw_table if sys.stdout.isatty() else _print_table
+    draw([_title(name) for name in names], cells, to_right)
+
+
+def _print_table(titles: list[str], cells: list[list[str]], to_right: list[bool]) -> None:
+    lines = [titles, *cells]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        aligned = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, to_right, strict=True)
+        )
+        print("  ".join(aligned).rstrip())
+
+
+def _draw_table(titles: list[str], cells: list[list[str]], to_right: list[bool]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD)
+    for title, right in zip(titles, to_right, strict=True):
+        table.add_column(title, justify="right" if right else "left", overflow="fold")
+    for line in cells:
+        table.add_row(*map(Text, line))
+    Console().print(table)
+
+
+# --- single values ---
+
+
+def _title(name: str) -> str:
+    return name.removesuffix("_ms").replace("_", " ")
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return FORMATS.get(name, str)(value)
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def _moment(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000).isoformat(" ", "seconds")
+
+
+FORMATS: dict[str, Callable[[Any], str]] = {
+    "bytes": _size,
+    "retention_bytes": _size,
+    "retention_hours": "{:g}".format,
+    "created_ms": _moment,
+}

@@ -1,0 +1,107 @@
+"""cli.parser: the table of commands, and what was typed read by it.
+
+May import: cli.bench, cli.command, cli.health, cli.publish, cli.topics, cli.verify, core.kinds, core.version,
+    the standard library.
+Never: printing, rich.
+
+A new command is one row in the COMMANDS of its file; a new file is one word in GROUPS.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from cli import bench, health, publish, topics, verify
+from cli.command import Command, UsageError, of_kind
+from core.kinds import INTEGER, SECONDS, TEXT
+from core.version import __version__
+
+GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
+    ("Topics", topics.COMMANDS),
+    ("Messages", publish.COMMANDS),
+    ("The broker", health.COMMANDS + bench.COMMANDS),
+    ("The data directory", verify.COMMANDS),
+)
+
+
+class Answer(Exception):
+    """A text that answers what was typed, without any command."""
+
+
+class _Show(argparse.Action):
+    """A flag that answers with a text, whatever else was typed."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        raise Answer(self.const or parser.format_help().rstrip())
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse that leaves printing and exiting to us, and does not guess at shortened flags."""
+
+    def __init__(self, page: str | None = None, **settings: Any) -> None:
+        raw = argparse.RawDescriptionHelpFormatter
+        super().__init__(add_help=False, allow_abbrev=False, formatter_class=raw, **settings)
+        self.add_argument("-h", "--help", action=_Show, nargs=0, const=page, help="show this page")
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}\nsee: {self.prog} --help")
+
+
+def parse(program: str, argv: Sequence[str]) -> argparse.Namespace:
+    """Return what was typed, with the command's `run`. Flags for every command work before and after it.
+
+    Raises UsageError, and Answer for what needs no command.
+    """
+    page = overview(program)
+    parser = _Parser(page, prog=program)
+    parser.add_argument("--version", action=_Show, nargs=0, const=f"qb {__version__}")
+    _add_common(parser)
+    parser.set_defaults(run=None, host=None, port=None, timeout=None, client_id=None, json=False)
+    nested = {"": parser.add_subparsers(metavar="COMMAND")}
+    for _, commands in GROUPS:
+        for command in commands:
+            _add_command(nested, program, command)
+    args = parser.parse_args(argv)
+    if args.run is None:
+        raise Answer(page)
+    return args
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of every command. Without a default, so that a subparser does not undo what came before it."""
+    common = parser.add_argument_group("for every command")
+
+    def add(flag: str, help: str, **settings: Any) -> None:
+        common.add_argument(flag, default=argparse.SUPPRESS, help=help, **settings)
+
+    add("--host", "the broker's address", type=of_kind(TEXT))
+    add("--port", "the broker's port", type=of_kind(INTEGER.within(1, 65535)))
+    add("--client-id", "name shown in the broker's logs and tools", metavar="ID")
+    add("--timeout", "how long to wait for an answer", type=of_kind(SECONDS.within(0.001)), metavar="SECONDS")
+    add("--json", "print one JSON value instead of text", action="store_true")
+
+
+def _add_command(nested: dict[str, Any], program: str, command: Command) -> None:
+    group, _, name = command.name.rpartition(" ")
+    if group not in nested:
+        nested[group] = nested[""].add_parser(group).add_subparsers(metavar="COMMAND", required=True)
+    example = f"example:\n  {program} {command.example}"
+    parser = nested[group].add_parser(name, help=command.help, description=command.help, epilog=example)
+    command.arguments(parser)
+    _add_common(parser)
+    parser.set_defaults(run=command.run)
+
+
+def overview(program: str) -> str:
+    """Return the page that names every command."""
+    width = max(len(command.name) for _, commands in GROUPS for command in commands)
+    lines = [f"{program}: talk to a QB broker", ""]
+    for title, commands in GROUPS:
+        lines += [title, *(f"  {command.name.ljust(width)}  {command.help}" for command in commands), ""]
+    lines += [
+        "For every command, before or after it: --host --port --client-id --timeout --json",
+        f"More about one, with an example: {program} publish --help",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,101 @@
+"""client: the library that programs import, and the command line.
+
+May import: clients, cli.main, the standard library.
+Never: the server, storage.
+
+`import client` loads neither trio nor the command line: each comes when it is used.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import clients
+from clients import (
+    BadName,
+    BadRequest,
+    BrokerClient,
+    BrokerUnavailable,
+    ConnectionLost,
+    DiskFull,
+    LogDamaged,
+    LogPoisoned,
+    MessageTooLarge,
+    NotJoined,
+    OffsetOutOfRange,
+    Offsets,
+    OutOfSequence,
+    ProducerFenced,
+    PublishFailed,
+    PublishUncertain,
+    QBError,
+    Receipt,
+    RequestRefused,
+    RequestTimedOut,
+    ShuttingDown,
+    StoredRun,
+    SubscriptionBusy,
+    SubscriptionExists,
+    TooManyConnections,
+    TopicExists,
+    TopicInUse,
+    UnknownPartition,
+    UnknownSubscription,
+    UnknownTopic,
+)
+
+if TYPE_CHECKING:
+    from clients import AsyncBrokerClient
+
+__all__ = [
+    "AsyncBrokerClient",
+    "BadName",
+    "BadRequest",
+    "BrokerClient",
+    "BrokerUnavailable",
+    "ConnectionLost",
+    "DiskFull",
+    "LogDamaged",
+    "LogPoisoned",
+    "MessageTooLarge",
+    "NotJoined",
+    "OffsetOutOfRange",
+    "Offsets",
+    "OutOfSequence",
+    "ProducerFenced",
+    "PublishFailed",
+    "PublishUncertain",
+    "QBError",
+    "Receipt",
+    "RequestRefused",
+    "RequestTimedOut",
+    "ShuttingDown",
+    "StoredRun",
+    "SubscriptionBusy",
+    "SubscriptionExists",
+    "TooManyConnections",
+    "TopicExists",
+    "TopicInUse",
+    "UnknownPartition",
+    "UnknownSubscription",
+    "UnknownTopic",
+    "main",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "AsyncBrokerClient":
+        return clients.AsyncBrokerClient
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def main() -> int:
+    """Carry out the command on the command line and return its exit code."""
+    from cli.main import main as run
+
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

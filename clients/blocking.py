@@ -1,0 +1,196 @@
+"""clients.blocking: BrokerClient, for threads.
+
+May import: clients.bulk, clients.conversation, clients.link, clients.publishing, clients.receipts, core.frames,
+the standard library.
+Never: trio.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from time import monotonic, perf_counter
+from types import TracebackType
+from typing import Any
+
+from clients.bulk import Tally
+from clients.conversation import Conversation, answer_of
+from clients.link import Link
+from clients.publishing import Body, Form, as_bytes, check_size, portions
+from clients.receipts import Offsets, Receipt
+from core.frames import Frame
+
+
+class BrokerClient:
+    """A broker, for any number of threads. Every method may block for up to `request_timeout` seconds.
+
+    Connects at the first use and again, by itself, whenever the connection is lost. Calls made meanwhile wait for
+    it and raise BrokerUnavailable when it takes too long. `idempotent` publishes that were on their way are sent
+    again and are never stored twice; without it they raise PublishUncertain. A refusal raises RequestRefused or one
+    of its subclasses.
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 9999,
+        client_id: str | None = None,
+        *,
+        request_timeout: float = 30.0,
+        heartbeat_interval: float = 30.0,
+        idempotent: bool = True,
+    ) -> None:
+        self.host, self.port, self.client_id = host, port, client_id
+        self._request_timeout = request_timeout
+        self._conversation = Conversation(client_id, idempotent=idempotent)
+        self._link = Link(host, port, self._conversation, heartbeat_interval=heartbeat_interval, pushed=self._dispatch)
+
+    @property
+    def max_message_size(self) -> int:
+        """The longest body that the broker takes; known once connected."""
+        return self._conversation.max_message_size
+
+    def connect(self, wait: float = 0.0) -> None:
+        """Connect now. Raises BrokerUnavailable if that fails: at once, or after `wait` seconds of trying again."""
+        try:
+            self._link.open(monotonic() + (wait or self._request_timeout), patient=wait > 0)
+        except BaseException:
+            self._link.close()
+            raise
+
+    def disconnect(self) -> None:
+        """End the connection. Calls of other threads that are on their way raise; a later call connects anew."""
+        self._link.close()
+
+    def __enter__(self) -> BrokerClient:
+        self.connect()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.disconnect()
+
+    def create_topic(
+        self,
+        topic: str,
+        partitions: int = 1,
+        retention_hours: float | None = None,
+        retention_bytes: int | None = None,
+    ) -> dict[str, Any]:
+        """Make a topic and return it. Raises TopicExists, BadName, BadRequest."""
+        created: dict[str, Any] = self._request(
+            "create_topic",
+            topic=topic,
+            partitions=partitions,
+            retention_hours=retention_hours,
+            retention_bytes=retention_bytes,
+        )
+        return created
+
+    def delete_topic(self, topic: str, if_unused: bool = False) -> None:
+        """Delete a topic with all its messages. Raises UnknownTopic, and TopicInUse with `if_unused`."""
+        self._request("delete_topic", topic=topic, if_unused=if_unused)
+
+    def list_topics(self) -> list[dict[str, Any]]:
+        """Return every topic."""
+        topics: list[dict[str, Any]] = self._request("list_topics")
+        return topics
+
+    def describe_topic(self, topic: str) -> dict[str, Any]:
+        """Return a topic with its partitions, offsets and sizes. Raises UnknownTopic."""
+        described: dict[str, Any] = self._request("describe_topic", topic=topic)
+        return described
+
+    def server_info(self) -> dict[str, Any]:
+        """Return what the broker says about itself."""
+        info: dict[str, Any] = self._request("server_info")
+        return info
+
+    def ping(self) -> float:
+        """Return the seconds that a round trip to the broker takes."""
+        started = perf_counter()
+        self._ask(self._conversation.ping)
+        return perf_counter() - started
+
+    def publish(
+        self,
+        topic: str,
+        data: Body,
+        partition: int | None = None,
+        key: str | None = None,
+        *,
+        timestamp_ms: int = 0,
+        **properties: str,
+    ) -> Receipt:
+        """Store one message and return where it is. `timestamp_ms` 0 is replaced by the broker's clock.
+
+        Raises PublishUncertain if the answer is lost for good.
+        """
+        form, body = Form(topic, partition, key, properties, timestamp_ms), as_bytes(data)
+        check_size(body, self._conversation.max_message_size)
+        deadline = monotonic() + self._request_timeout
+        answered = threading.Lock()
+        answered.acquire()
+        batch = self._link.publish(form, (body,), answered, deadline)
+        if not answered.acquire(timeout=max(deadline - monotonic(), 0)):
+            self._link.abandon(batch)
+        return batch.receipt(topic)
+
+    def publish_text(
+        self,
+        topic: str,
+        text: str,
+        partition: int | None = None,
+        key: str | None = None,
+        *,
+        timestamp_ms: int = 0,
+        **properties: str,
+    ) -> Receipt:
+        """Store one message whose body is the text in UTF-8; see publish()."""
+        return self.publish(topic, text.encode(), partition, key, timestamp_ms=timestamp_ms, **properties)
+
+    def publish_many(
+        self,
+        topic: str,
+        bodies: Iterable[Body],
+        partition: int | None = None,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        *,
+        timestamp_ms: int = 0,
+    ) -> Offsets:
+        """Store the bodies in order, many in flight at once, and return their offsets: a compact sequence of ints.
+
+        The bodies may come from a generator: no more of them are held than are in flight. Stops at the first failure
+        and raises, once all that is on its way is settled: PublishFailed (see its `index` and `stored`), or
+        PublishUncertain, or unchanged what the iterable itself raised.
+        """
+        form = Form(topic, partition, key, properties, timestamp_ms)
+        self._link.open(monotonic() + self._request_timeout, patient=True)  # to know the broker's size limit
+        tally, answered = Tally(), threading.Semaphore(0)
+        self._send_many(form, bodies, tally, answered)
+        patience = 0 if tally.hopeless else self._request_timeout
+        while tally.pending and answered.acquire(timeout=patience):
+            tally.collect()
+        for _, batch in tally.pending:
+            self._link.abandon(batch)
+        return tally.offsets()
+
+    def _send_many(self, form: Form, bodies: Iterable[Body], tally: Tally, answered: threading.Semaphore) -> None:
+        """Send until the bodies end or something fails, which is noted in the tally."""
+        try:
+            for portion in portions(bodies, form.overhead, self._conversation.max_message_size):
+                batch = self._link.publish(form, portion, answered, monotonic() + self._request_timeout, tally.check)
+                tally.add(batch)
+        except Exception as error:
+            tally.fail(tally.sent, error)
+
+    def _request(self, method: str, **arguments: Any) -> Any:
+        return answer_of(self._ask(lambda: self._conversation.request(method, arguments)))
+
+    def _ask(self, compose: Callable[[], tuple[int, bytes]]) -> Frame:
+        return self._link.ask(compose, monotonic() + self._request_timeout)
+
+    def _dispatch(self, frame: Frame) -> None:
+        """Take a frame that answers nothing, in the link's thread: deliveries will go to their handlers from here."""

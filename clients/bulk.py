@@ -1,0 +1,73 @@
+"""clients.bulk: the bookkeeping of one publish_many.
+
+May import: clients.errors, clients.receipts, clients.window, the standard library.
+Never: sockets, threads, trio.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from clients.errors import BrokerUnavailable, PublishFailed, PublishUncertain, QBError, RequestTimedOut
+from clients.receipts import Offsets, StoredRun
+from clients.window import Batch
+
+
+class Tally:
+    """What was sent, what became of it, and where it failed first."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.pending: deque[tuple[int, Batch]] = deque()  # the index of its first body, and the batch
+        self._runs: list[StoredRun] = []
+        self._failure: tuple[int, Exception] | None = None
+
+    @property
+    def hopeless(self) -> bool:
+        """Has the sending of more been waited for in vain already?"""
+        return self._failure is not None and isinstance(self._failure[1], BrokerUnavailable | RequestTimedOut)
+
+    def add(self, batch: Batch) -> None:
+        """Note that a batch was sent."""
+        self.pending.append((self.sent, batch))
+        self.sent += batch.count
+
+    def fail(self, index: int, error: Exception) -> None:
+        """Note a failure; the one with the lowest index counts."""
+        if self._failure is None or index < self._failure[0]:
+            self._failure = (index, error)
+
+    def collect(self) -> None:
+        """Take in the batches that are answered, oldest first."""
+        while self.pending and not self.pending[0][1].left:
+            self._take(*self.pending.popleft())
+
+    def check(self) -> None:
+        """Raise if something has failed: nothing may be stored behind a gap that we know of."""
+        self.collect()
+        if self._failure is not None:
+            raise self._failure[1]
+
+    def _take(self, index: int, batch: Batch) -> None:
+        self._runs += batch.stored_runs(index)
+        if refused := batch.failure():
+            self.fail(index + refused.number - batch.first, refused.error)
+
+    def offsets(self) -> Offsets:
+        """Return all offsets; what is still pending now counts as uncertain.
+
+        Raises PublishFailed or PublishUncertain, or unchanged the error of whoever gave the bodies.
+        """
+        for index, batch in self.pending:
+            self._take(index, batch)
+            if batch.left:
+                text = "the broker did not answer in time: it may or may not be stored"
+                self.fail(index + batch.first_unanswered, PublishUncertain(text))
+        stored = Offsets(self._runs)
+        if self._failure is None:
+            return stored
+        index, error = self._failure
+        if not isinstance(error, QBError):
+            raise error
+        kind = PublishUncertain if isinstance(error, PublishUncertain) else PublishFailed
+        raise kind(f"body {index} failed, {len(stored)} were stored: {error}", index, stored) from error

@@ -1,0 +1,267 @@
+"""clients.conversation: the client's side of the protocol, bytes in and events out.
+
+May import: core.errors, core.frames, clients.errors, clients.publishing, clients.window, the standard library.
+Never: trio, socket, time, threading, logging.
+
+A conversation outlives its connections: it knows the producer id, counts the publishes and keeps those that are not
+answered. On each new connection send open(); after Welcome send unanswered(), before anything else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from clients.errors import PublishUncertain, RequestRefused, refusal
+from clients.publishing import Form
+from clients.window import Batch, Refused, Stored, Window
+from core.errors import Code, PeerMisbehaved
+from core.frames import LENGTH, OVERHEAD, PROBE, Frame, MessageType, decode_frame, encode_frame, frame_length
+
+PROTOCOL = "1"
+FIRST_REQUEST = 2**63  # publishes are numbered from 1 up, everything else from here up
+WINDOW_NUMBERS = 32_768  # the broker remembers 65,536 numbers of a producer
+WINDOW_BYTES = 8 * 1024 * 1024
+MAX_FRAME = 256 * 1024 * 1024  # longer than any broker sends: a peer that claims more is not one
+
+
+class Welcome(NamedTuple):
+    """The broker has accepted this connection."""
+
+    server: str
+
+
+class TurnedAway(NamedTuple):
+    """The broker does not want this connection; it closes it."""
+
+    error: RequestRefused
+
+
+class Answered(NamedTuple):
+    """The reply to a request or a ping of ours; see answer_of()."""
+
+    number: int
+    frame: Frame
+
+
+class Settled(NamedTuple):
+    """Every publish in these batches has its answer now."""
+
+    batches: list[Batch]
+
+
+class Owed(NamedTuple):
+    """Bytes that the broker waits for."""
+
+    data: bytes
+
+
+class Goodbye(NamedTuple):
+    """The broker is going away; nothing follows on this connection."""
+
+    reason: str
+
+
+class Pushed(NamedTuple):
+    """A frame that answers nothing: a delivery, for whoever dispatches deliveries."""
+
+    frame: Frame
+
+
+Event = Welcome | TurnedAway | Answered | Settled | Owed | Goodbye | Pushed
+
+
+class Conversation:
+    """What a client knows of its broker. Does no I/O; not safe to share between threads without a lock."""
+
+    def __init__(
+        self,
+        client_id: str | None = None,
+        *,
+        idempotent: bool = True,
+        window_numbers: int = WINDOW_NUMBERS,
+        window_bytes: int = WINDOW_BYTES,
+    ) -> None:
+        self.max_message_size = 2**32 - 1  # until the broker tells
+        self.producer_id: int | None = None
+        self._client_id, self._idempotent = client_id, idempotent
+        self._window = Window(window_numbers, window_bytes)
+        self._next_publish = 1
+        self._next_request = FIRST_REQUEST
+        self._hello: int | None = None  # the number of a HELLO that is not answered yet
+        self._buffer = bytearray()
+        self._position = 0
+
+    def open(self) -> bytes:
+        """Return what to send first on a new connection."""
+        self._buffer, self._position = bytearray(), 0
+        properties = {"protocol": PROTOCOL}
+        if self._client_id is not None:
+            properties["client_id"] = self._client_id
+        if self._idempotent:
+            properties["producer_id"] = "new" if self.producer_id is None else str(self.producer_id)
+        self._hello = self._request_number()
+        return encode_frame(MessageType.HELLO, self._hello, properties=properties)
+
+    def unanswered(self) -> list[memoryview]:
+        """Return the publishes to send again after Welcome, in order and byte for byte."""
+        return self._window.unanswered()
+
+    def lost(self) -> list[Batch]:
+        """Note that the connection is gone; return the batches whose fate nobody can find out any more.
+
+        Those of a producer that the broker knows are kept: sent again, they cannot be stored twice.
+        """
+        if self.producer_id is not None:
+            return []
+        return self.give_up("the connection was lost before the broker answered")
+
+    def give_up(self, why: str) -> list[Batch]:
+        """Stop waiting for answers to publishes; return the batches that were waiting, as uncertain."""
+        return self._window.abandon_all(PublishUncertain(f"{why}: the message may or may not be stored"))
+
+    def request(self, method: str, arguments: Mapping[str, Any]) -> tuple[int, bytes]:
+        """Return the number and the bytes of a request; arguments that are None are left out."""
+        number = self._request_number()
+        body = json.dumps({name: value for name, value in arguments.items() if value is not None}).encode()
+        return number, encode_frame(MessageType.REQUEST, number, properties={"method": method}, body=body)
+
+    def ping(self) -> tuple[int, bytes]:
+        """Return the number and the bytes of a HEARTBEAT that will be Answered."""
+        number = self._request_number()
+        return number, encode_frame(MessageType.HEARTBEAT, number)
+
+    def heartbeat(self) -> bytes:
+        """Return a HEARTBEAT whose answer is only a sign of life."""
+        return encode_frame(MessageType.HEARTBEAT)
+
+    @property
+    def has_room(self) -> bool:
+        """False while too much is unanswered to publish more."""
+        return self._window.has_room(self._next_publish)
+
+    def publish(self, form: Form, bodies: Sequence[bytes], waiter: Any = None) -> Batch:
+        """Number the bodies and return them as a batch whose `data` is to be sent, in the order of these calls."""
+        batch = Batch(self._next_publish, len(bodies), form.frames(self._next_publish, bodies), waiter)
+        self._next_publish += batch.count
+        self._window.add(batch)
+        return batch
+
+    def abandon(self, batch: Batch) -> None:
+        """Forget a batch that its caller does not wait for any more."""
+        self._window.abandon(batch)
+
+    def receive(self, data: bytes) -> None:
+        """Keep bytes for next_event() to parse."""
+        if self._position:
+            del self._buffer[: self._position]
+            self._position = 0
+        self._buffer += data
+
+    def next_event(self) -> Event | None:
+        """Return one event, or None if it needs more bytes. Raises PeerMisbehaved: drop the connection then."""
+        while (frame := self._next_frame()) is not None:
+            read = _READERS.get(frame.type)
+            event = read(self, frame) if read else Pushed(frame)
+            if event is not None:
+                return event
+        return None
+
+    def _next_frame(self) -> Frame | None:
+        available = len(self._buffer) - self._position
+        if available < LENGTH.size:
+            return None
+        length = frame_length(self._buffer, self._position)
+        if not OVERHEAD <= length <= MAX_FRAME:
+            raise PeerMisbehaved(f"what answers is not a QB broker: its bytes claim a frame of {length} bytes")
+        if available < length:
+            return None
+        frame = decode_frame(self._buffer, self._position)
+        self._position += length
+        return frame
+
+    def _read_ack(self, frame: Frame) -> Event | None:
+        if frame.sequence_number == self._hello:
+            return self._read_welcome(frame)
+        if frame.sequence_number >= FIRST_REQUEST:
+            return Answered(frame.sequence_number, frame)
+        if frame.sequence_number == 0:
+            return TurnedAway(_refusal_in(frame))
+        return self._read_publish_answer(frame)
+
+    def _read_welcome(self, frame: Frame) -> Event:
+        self._hello = None
+        if frame.properties.get("status") != "success":
+            return TurnedAway(_refusal_in(frame))
+        self.max_message_size = _number(frame, "max_message_size")
+        if self._idempotent:
+            self.producer_id = _number(frame, "producer_id")
+        return Welcome(frame.properties.get("server", "unknown"))
+
+    def _read_publish_answer(self, frame: Frame) -> Event | None:
+        properties = frame.properties
+        count = _number(frame, "count") if "count" in properties else 1
+        answer: Stored | Refused
+        if properties.get("status") == "success":
+            answer = Stored(
+                frame.sequence_number,
+                count,
+                _number(frame, "partition"),
+                _number(frame, "offset"),
+                frame.timestamp,
+                properties.get("durability", ""),
+                properties.get("duplicate") == "true",
+            )
+        else:
+            error = _refusal_in(frame)
+            if error.code == Code.SHUTTING_DOWN and self.producer_id is not None:
+                return Goodbye(error.text)  # not stored: it will be sent again to whoever comes up next
+            if error.code == Code.PRODUCER_FENCED:
+                self.producer_id = None  # never continue as a producer that somebody else is now
+            answer = Refused(frame.sequence_number, count, error)
+        complete = self._window.answer(answer)
+        return Settled(complete) if complete else None
+
+    def _read_heartbeat(self, frame: Frame) -> Event | None:
+        if frame.sequence_number == PROBE:
+            return Owed(encode_frame(MessageType.HEARTBEAT, PROBE))
+        return Answered(frame.sequence_number, frame) if frame.sequence_number else None
+
+    def _read_goodbye(self, frame: Frame) -> Event:
+        return Goodbye(frame.properties.get("reason", "the broker is going away"))
+
+    def _request_number(self) -> int:
+        number = self._next_request
+        self._next_request += 1
+        return number
+
+
+_READERS: dict[int, Callable[[Conversation, Frame], Event | None]] = {
+    MessageType.ACK: Conversation._read_ack,
+    MessageType.HEARTBEAT: Conversation._read_heartbeat,
+    MessageType.GOODBYE: Conversation._read_goodbye,
+}
+
+
+def answer_of(frame: Frame) -> Any:
+    """Return the JSON value in the reply to a request. Raises RequestRefused, or PeerMisbehaved."""
+    if frame.type == MessageType.ACK and frame.properties.get("status") != "success":
+        raise _refusal_in(frame)
+    try:
+        return json.loads(frame.body) if frame.body else None
+    except ValueError:
+        raise PeerMisbehaved("a reply's body is not JSON") from None
+
+
+def _refusal_in(frame: Frame) -> RequestRefused:
+    return refusal(
+        frame.properties.get("code", Code.INTERNAL), frame.properties.get("error", "refused without a reason")
+    )
+
+
+def _number(frame: Frame, name: str) -> int:
+    value = frame.properties.get(name, "")
+    if not (value.isascii() and value.isdigit() and len(value) <= 20):
+        raise PeerMisbehaved(f"an ACK's property {name} is {value[:40]!r}, which is not a number")
+    return int(value)

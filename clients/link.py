@@ -1,0 +1,336 @@
+"""clients.link: a connection to the broker that one thread keeps up, for any number of calling threads.
+
+May import: core.errors, core.frames, clients.conversation, clients.errors, clients.publishing, clients.recovery,
+clients.window, the standard library.
+Never: trio.
+
+Callers write to the socket themselves; the link's thread reads it, wakes callers, and connects again when the
+connection is lost. Two locks, always taken in this order: `_sending` is the right to write to the socket, `_state`
+guards everything else. While a connection is up the reader never waits long for `_sending`: a broker that reads no
+more until its acks are read must find us reading.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
+from typing import Any, TypeVar
+
+from clients.conversation import Answered, Conversation, Event, Goodbye, Owed, Pushed, Settled, TurnedAway, Welcome
+from clients.errors import BrokerUnavailable, ConnectionLost, QBError, RequestTimedOut
+from clients.publishing import Form
+from clients.recovery import CONNECT_TIMEOUT, Backoff, explain
+from clients.window import Batch
+from core.errors import PeerMisbehaved
+from core.frames import Frame
+
+RECEIVE_SIZE = 64 * 1024  # answers are small; a larger buffer costs a fresh mapping at each read
+TURN_TIMEOUT = 1.0  # how long the reader waits for a caller that writes before it goes on reading
+
+T = TypeVar("T")
+
+
+class Call:
+    """One request on its way, and the lock that its caller waits on."""
+
+    __slots__ = ("answer", "waiter")
+
+    def __init__(self) -> None:
+        self.answer: Frame | QBError | None = None
+        self.waiter = threading.Lock()
+        self.waiter.acquire()
+
+    def finish(self, answer: Frame | QBError) -> None:
+        self.answer = answer
+        self.waiter.release()
+
+
+class Link:
+    """The way to one broker. `pushed` is called by the link's thread with each frame that answers nothing."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        conversation: Conversation,
+        *,
+        heartbeat_interval: float,
+        pushed: Callable[[Frame], None],
+    ) -> None:
+        self._host, self._port = host, port
+        self._conversation = conversation
+        self._heartbeat_interval = heartbeat_interval
+        self._pushed = pushed
+        self._sending = threading.Lock()
+        self._state = threading.Condition(threading.Lock())
+        self._calls: dict[int, Call] = {}
+        self._socket: socket.socket | None = None
+        self._up = False  # has the broker welcomed us on this socket?
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
+        self._failures = 0
+        self._trouble = ""
+
+    # What callers do
+
+    def open(self, deadline: float, *, patient: bool) -> None:
+        """Return when connected. Raises BrokerUnavailable at the first failure, or if `patient` at the deadline."""
+        with self._state:
+            failures = self._failures
+            self._wait_for(lambda: self._up or (not patient and self._failures > failures), deadline)
+            if not self._up:
+                raise BrokerUnavailable(self._why())
+
+    def close(self) -> None:
+        """End the connection and the thread. Calls on their way raise; a later call connects anew."""
+        with self._state:
+            thread, self._thread = self._thread, None
+            self._closing.set()
+            _hang_up(self._socket)
+            self._state.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        with self._state:
+            _release(self._conversation.give_up("this client was disconnected"))
+
+    def publish(
+        self,
+        form: Form,
+        bodies: Sequence[bytes],
+        waiter: Any,
+        deadline: float,
+        check: Callable[[], None] = lambda: None,
+    ) -> Batch:
+        """Send the bodies; `waiter.release()` is called when all are answered. Waits for connection and room.
+
+        Raises BrokerUnavailable, RequestTimedOut, or what `check` raises when the turn has come; nothing was sent then.
+        """
+
+        def compose() -> tuple[Batch, bytes]:
+            check()
+            batch = self._conversation.publish(form, bodies, waiter)
+            return batch, batch.data
+
+        return self._transmit(compose, deadline)
+
+    def abandon(self, batch: Batch) -> None:
+        """Stop waiting for a batch: it is not sent again, and no answer reaches it any more."""
+        with self._state:
+            self._conversation.abandon(batch)
+
+    def ask(self, compose: Callable[[], tuple[int, bytes]], deadline: float) -> Frame:
+        """Send a request and return its reply. Raises BrokerUnavailable, RequestTimedOut, ConnectionLost."""
+        call = Call()
+
+        def compose_call() -> tuple[int, bytes]:
+            number, data = compose()
+            self._calls[number] = call
+            return number, data
+
+        number = self._transmit(compose_call, deadline)
+        call.waiter.acquire(timeout=max(deadline - monotonic(), 0))
+        with self._state:
+            self._calls.pop(number, None)
+        if call.answer is None:
+            raise RequestTimedOut(
+                f"{self._host}:{self._port} did not answer in time; it may still carry out the request"
+            )
+        if isinstance(call.answer, QBError):
+            raise call.answer
+        return call.answer
+
+    def _transmit(self, compose: Callable[[], tuple[T, bytes]], deadline: float) -> T:
+        """Compose and write in one turn, so that bytes leave in the order of their numbers."""
+        while True:
+            with self._sending:
+                with self._state:
+                    sock = self._socket if self._up and self._conversation.has_room else None
+                    if sock is not None:
+                        result, data = compose()
+                if sock is not None:
+                    _write(sock, data)
+                    return result
+            self._wait_until_ready(deadline)
+
+    def _wait_until_ready(self, deadline: float) -> None:
+        with self._state:
+            ready = self._wait_for(lambda: self._up and self._conversation.has_room, deadline)
+            if not self._up:
+                raise BrokerUnavailable(self._why())
+            if not ready:
+                raise RequestTimedOut(f"{self._host}:{self._port} answers nothing; nothing more was sent")
+
+    def _wait_for(self, condition: Callable[[], bool], deadline: float) -> bool:
+        """Wait, holding `_state`, with the thread at work. Raises ConnectionLost if somebody closes the link."""
+        thread = self._start()
+        met = self._state.wait_for(
+            lambda: condition() or self._thread is not thread,
+            max(deadline - monotonic(), 0),
+        )
+        if self._thread is not thread:
+            raise ConnectionLost("this client was disconnected by another thread")
+        return met
+
+    def _why(self) -> str:
+        return self._trouble or f"no connection to {self._host}:{self._port} yet"
+
+    def _start(self) -> threading.Thread:
+        if self._thread is None:
+            self._closing = threading.Event()
+            name = f"qb {self._host}:{self._port}"
+            self._thread = threading.Thread(target=self._run, args=(self._closing,), name=name, daemon=True)
+            self._thread.start()
+        return self._thread
+
+    # What the link's thread does
+
+    def _run(self, closing: threading.Event) -> None:
+        backoff = Backoff()
+        while not closing.is_set():
+            try:
+                sock = self._connect(closing)
+                self._greet(sock)
+                backoff.reset()
+                self._converse(sock)
+            except (OSError, EOFError, PeerMisbehaved, QBError) as error:
+                self._note(error)
+            finally:
+                self._disconnected()
+            closing.wait(backoff.pause())
+
+    def _connect(self, closing: threading.Event) -> socket.socket:
+        sock = socket.create_connection((self._host, self._port), CONNECT_TIMEOUT)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._state:
+            self._socket = sock
+            if closing.is_set():
+                _hang_up(sock)
+        return sock
+
+    def _greet(self, sock: socket.socket) -> None:
+        """Return when the broker has welcomed us."""
+        with self._state:
+            hello = self._conversation.open()
+        sock.sendall(hello)
+        while not self._up:
+            self._receive(sock)
+            self._handle_events(sock)
+        sock.settimeout(self._heartbeat_interval)
+
+    def _converse(self, sock: socket.socket) -> None:
+        """Read until the connection ends, which always raises."""
+        silent = False
+        while True:
+            try:
+                self._receive(sock)
+                silent = False
+            except TimeoutError:
+                if silent:
+                    raise ConnectionError("it was silent for two heartbeat intervals") from None
+                silent = True
+                self._show_life(sock, self._conversation.heartbeat())
+            self._handle_events(sock)
+
+    def _receive(self, sock: socket.socket) -> None:
+        data = sock.recv(RECEIVE_SIZE)
+        if not data:
+            raise EOFError
+        with self._state:
+            self._conversation.receive(data)
+
+    def _handle_events(self, sock: socket.socket) -> None:
+        while True:
+            with self._state:
+                event = self._conversation.next_event()
+            if event is None:
+                return
+            self._handle(sock, event)
+
+    def _handle(self, sock: socket.socket, event: Event) -> None:
+        match event:
+            case Settled(batches):
+                _release(batches)
+                with self._state:
+                    self._state.notify_all()  # there may be room now
+            case Answered(number, frame):
+                if call := self._calls.pop(number, None):
+                    call.finish(frame)
+            case Owed(data):
+                self._show_life(sock, data)
+            case Pushed(frame):
+                self._pushed(frame)
+            case Welcome():
+                self._resume(sock)
+            case Goodbye(reason):
+                raise ConnectionError(reason)
+            case TurnedAway(error):
+                raise error
+
+    def _show_life(self, sock: socket.socket, data: bytes) -> None:
+        """Write a heartbeat, unless a caller is busy writing: that is a sign of life too."""
+        if self._sending.acquire(timeout=TURN_TIMEOUT):
+            try:
+                _write(sock, data)
+            finally:
+                self._sending.release()
+
+    def _resume(self, sock: socket.socket) -> None:
+        """Open the link to callers, once everything unanswered is on its way again."""
+        self._sending.acquire()
+        with self._state:
+            unanswered = self._conversation.unanswered()
+            self._up = True
+            self._state.notify_all()
+        if unanswered:  # written by a thread of its own, because this one has to read the answers
+            threading.Thread(target=self._write_again, args=(sock, unanswered), daemon=True).start()
+        else:
+            self._sending.release()
+
+    def _write_again(self, sock: socket.socket, unanswered: Iterable[memoryview]) -> None:
+        try:
+            for frames in unanswered:
+                _write(sock, frames)
+        finally:
+            self._sending.release()
+
+    def _note(self, error: BaseException) -> None:
+        with self._state:
+            self._trouble = explain(self._host, self._port, error)
+            self._failures += 1
+            self._state.notify_all()
+
+    def _disconnected(self) -> None:
+        with self._state:
+            sock, self._socket, self._up = self._socket, None, False
+            calls, self._calls = self._calls, {}
+            _release(self._conversation.lost())
+        for call in calls.values():
+            call.finish(ConnectionLost(f"the connection was lost before the answer came: {self._trouble}"))
+        if sock is not None:
+            _hang_up(sock)
+            with self._sending:  # nobody may be writing when the number of the file becomes free for reuse
+                sock.close()
+
+
+def _write(sock: socket.socket, data: bytes | memoryview) -> None:
+    """Write all of it. A failure is left to the reader, who sees the connection end."""
+    try:
+        sock.sendall(data)
+    except OSError:
+        _hang_up(sock)
+
+
+def _hang_up(sock: socket.socket | None) -> None:
+    """Make every thread that uses the socket notice that it is over."""
+    try:
+        if sock is not None:
+            sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
+
+
+def _release(batches: Iterable[Batch]) -> None:
+    for batch in batches:
+        batch.waiter.release()

@@ -1,0 +1,99 @@
+"""clients.receipts: what the broker promised about stored messages.
+
+May import: the standard library.
+Never: sockets, threads, trio.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import NamedTuple, overload
+
+
+class Receipt(NamedTuple):
+    """One stored message. Always true in a boolean test: a publish that was not stored raises instead."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int  # the broker's append time, ms since 1970
+    durability: str  # "fsynced": on stable storage; "written": with the operating system only
+    duplicate: bool = False  # a retry of what was stored already; `offset` is where it is
+
+    @property
+    def time(self) -> datetime:
+        """The append time in UTC."""
+        return datetime.fromtimestamp(self.timestamp / 1000, UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """Bodies `index` up to `index + count` of one publish_many, at `offset` and following in one partition."""
+
+    index: int
+    count: int
+    partition: int
+    offset: int
+
+
+class Offsets(Sequence[int]):
+    """The offsets of published bodies, in the order of the bodies; as small as the runs that they form.
+
+    Equal to any sequence of the same numbers. `runs` tells partitions too.
+    """
+
+    __slots__ = ("_starts", "runs")
+
+    def __init__(self, runs: Sequence[StoredRun] = ()) -> None:
+        """`runs` must be sorted by index and must not overlap."""
+        self.runs = tuple(_joined(runs))
+        self._starts = [0]
+        for run in self.runs:
+            self._starts.append(self._starts[-1] + run.count)
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __iter__(self) -> Iterator[int]:
+        for run in self.runs:
+            yield from range(run.offset, run.offset + run.count)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        position = range(len(self))[index]
+        at = bisect_right(self._starts, position) - 1
+        return self.runs[at].offset + position - self._starts[at]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{run.partition}: {run.offset}–{run.offset + run.count - 1}" for run in self.runs[:4])
+        return f"<{len(self)} offsets in {len(self.runs)} runs: {shown}{' …' if len(self.runs) > 4 else ''}>"
+
+
+def _joined(runs: Sequence[StoredRun]) -> list[StoredRun]:
+    """Return `runs` with neighbours made one where nothing lies between them."""
+    joined: list[StoredRun] = []
+    for run in runs:
+        if joined and _follows(joined[-1], run):
+            joined[-1] = replace(joined[-1], count=joined[-1].count + run.count)
+        else:
+            joined.append(run)
+    return joined
+
+
+def _follows(one: StoredRun, two: StoredRun) -> bool:
+    return (one.index + one.count, one.partition, one.offset + one.count) == (two.index, two.partition, two.offset)

@@ -1,0 +1,53 @@
+"""clients.recovery: how long to wait before the next attempt to connect, and what to tell people meanwhile.
+
+May import: the standard library.
+Never: threads, trio.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+
+FIRST_PAUSE = 0.05
+LONGEST_PAUSE = 2.0
+CONNECT_TIMEOUT = 5.0  # for one attempt, the broker's answer to HELLO included
+
+
+class Backoff:
+    """Pauses that double up to a limit, jittered so that clients do not come back all at once."""
+
+    def __init__(self) -> None:
+        self._next = FIRST_PAUSE
+
+    def reset(self) -> None:
+        """Start anew: the last attempt succeeded."""
+        self._next = FIRST_PAUSE
+
+    def pause(self) -> float:
+        """Return how many seconds to wait now."""
+        pause, self._next = self._next, min(self._next * 2, LONGEST_PAUSE)
+        return pause * random.uniform(0.5, 1.0)
+
+
+def explain(host: str, port: int, error: BaseException) -> str:
+    """Return one sentence that says why there is no connection and what to check."""
+    address = f"{host}:{port}"
+    error = _first_cause(error)
+    if isinstance(error, ConnectionRefusedError):
+        return f"nothing listens on {address}; start the broker with: python server.py"
+    if isinstance(error, socket.gaierror):
+        return f"the host name {host!r} cannot be resolved; check --host"
+    if isinstance(error, TimeoutError):
+        return f"no answer from {address} within {CONNECT_TIMEOUT:g} s; check the address and firewalls in between"
+    if isinstance(error, ConnectionError | EOFError):
+        return f"{address} closed the connection ({str(error) or type(error).__name__}); see the broker's log"
+    return f"no connection to {address}: {error}"
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Return what is behind an error that only sums up attempts at several addresses."""
+    cause = error.__cause__
+    if isinstance(cause, BaseExceptionGroup):
+        return cause.exceptions[0]
+    return cause if isinstance(cause, OSError) else error

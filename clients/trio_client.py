@@ -1,0 +1,234 @@
+"""clients.trio_client: AsyncBrokerClient, for trio.
+
+May import: clients.bulk, clients.conversation, clients.publishing, clients.receipts, clients.trio_link,
+core.frames, trio, the standard library.
+Never: threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any
+
+import trio
+
+from clients.bulk import Tally
+from clients.conversation import Conversation, answer_of
+from clients.publishing import Body, Form, Portioner, as_bytes, check_size, portions
+from clients.receipts import Offsets, Receipt
+from clients.trio_link import TrioLink
+from core.frames import Frame
+
+
+class AsyncBrokerClient:
+    """A broker, for any number of tasks of one trio run; as BrokerClient, which see.
+
+    A call that is cancelled leaves the client usable. A publish that is cancelled may or may not be stored.
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 9999,
+        client_id: str | None = None,
+        *,
+        request_timeout: float = 30.0,
+        heartbeat_interval: float = 30.0,
+        idempotent: bool = True,
+    ) -> None:
+        self.host, self.port, self.client_id = host, port, client_id
+        self._request_timeout = request_timeout
+        self._conversation = Conversation(client_id, idempotent=idempotent)
+        self._link = TrioLink(
+            host, port, self._conversation, heartbeat_interval=heartbeat_interval, pushed=self._dispatch
+        )
+
+    @property
+    def max_message_size(self) -> int:
+        """The longest body that the broker takes; known once connected."""
+        return self._conversation.max_message_size
+
+    async def connect(self, wait: float = 0.0) -> None:
+        """Connect now. Raises BrokerUnavailable if that fails: at once, or after `wait` seconds of trying again."""
+        try:
+            await self._link.open(self._deadline(wait or self._request_timeout), patient=wait > 0)
+        except BaseException:
+            await self._link.close()
+            raise
+
+    async def disconnect(self) -> None:
+        """End the connection. Calls of other tasks that are on their way raise; a later call connects anew."""
+        await self._link.close()
+
+    async def __aenter__(self) -> AsyncBrokerClient:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.disconnect()
+
+    async def create_topic(
+        self,
+        topic: str,
+        partitions: int = 1,
+        retention_hours: float | None = None,
+        retention_bytes: int | None = None,
+    ) -> dict[str, Any]:
+        """Make a topic and return it. Raises TopicExists, BadName, BadRequest."""
+        created: dict[str, Any] = await self._request(
+            "create_topic",
+            topic=topic,
+            partitions=partitions,
+            retention_hours=retention_hours,
+            retention_bytes=retention_bytes,
+        )
+        return created
+
+    async def delete_topic(self, topic: str, if_unused: bool = False) -> None:
+        """Delete a topic with all its messages. Raises UnknownTopic, and TopicInUse with `if_unused`."""
+        await self._request("delete_topic", topic=topic, if_unused=if_unused)
+
+    async def list_topics(self) -> list[dict[str, Any]]:
+        """Return every topic."""
+        topics: list[dict[str, Any]] = await self._request("list_topics")
+        return topics
+
+    async def describe_topic(self, topic: str) -> dict[str, Any]:
+        """Return a topic with its partitions, offsets and sizes. Raises UnknownTopic."""
+        described: dict[str, Any] = await self._request("describe_topic", topic=topic)
+        return described
+
+    async def server_info(self) -> dict[str, Any]:
+        """Return what the broker says about itself."""
+        info: dict[str, Any] = await self._request("server_info")
+        return info
+
+    async def ping(self) -> float:
+        """Return the seconds that a round trip to the broker takes."""
+        started = trio.current_time()
+        await self._ask(self._conversation.ping)
+        return trio.current_time() - started
+
+    async def publish(
+        self,
+        topic: str,
+        data: Body,
+        partition: int | None = None,
+        key: str | None = None,
+        *,
+        timestamp_ms: int = 0,
+        **properties: str,
+    ) -> Receipt:
+        """Store one message and return where it is. `timestamp_ms` 0 is replaced by the broker's clock.
+
+        Raises PublishUncertain if the answer is lost for good.
+        """
+        form, body = Form(topic, partition, key, properties, timestamp_ms), as_bytes(data)
+        check_size(body, self._conversation.max_message_size)
+        deadline, answered = self._deadline(), trio.Semaphore(0)
+        batch = await self._link.publish(form, (body,), answered, deadline)
+        try:
+            with trio.CancelScope(deadline=deadline):
+                await answered.acquire()
+        finally:
+            self._link.abandon(batch)
+        return batch.receipt(topic)
+
+    async def publish_text(
+        self,
+        topic: str,
+        text: str,
+        partition: int | None = None,
+        key: str | None = None,
+        *,
+        timestamp_ms: int = 0,
+        **properties: str,
+    ) -> Receipt:
+        """Store one message whose body is the text in UTF-8; see publish()."""
+        return await self.publish(topic, text.encode(), partition, key, timestamp_ms=timestamp_ms, **properties)
+
+    async def publish_many(
+        self,
+        topic: str,
+        bodies: Iterable[Body] | AsyncIterable[Body],
+        partition: int | None = None,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        *,
+        timestamp_ms: int = 0,
+    ) -> Offsets:
+        """Store the bodies in order, many in flight at once, and return their offsets: a compact sequence of ints.
+
+        The bodies may come from an asynchronous iterable too; for the rest see BrokerClient.publish_many. If
+        cancelled, what is on its way may or may not be stored.
+        """
+        form = Form(topic, partition, key, properties, timestamp_ms)
+        await self._link.open(self._deadline(), patient=True)  # to know the broker's size limit
+        tally, answered = Tally(), trio.Semaphore(0)
+        try:
+            await self._send_many(form, bodies, tally, answered)
+            await self._settle(tally, answered)
+        finally:
+            for _, batch in tally.pending:
+                self._link.abandon(batch)
+        return tally.offsets()
+
+    async def _send_many(
+        self, form: Form, bodies: Iterable[Body] | AsyncIterable[Body], tally: Tally, answered: trio.Semaphore
+    ) -> None:
+        """Send until the bodies end or something fails, which is noted in the tally."""
+        try:
+            async with aclosing(_portions(bodies, form.overhead, self._conversation.max_message_size)) as pieces:
+                async for portion in pieces:
+                    batch = await self._link.publish(form, portion, answered, self._deadline(), tally.check)
+                    tally.add(batch)
+        except Exception as error:
+            tally.fail(tally.sent, error)
+
+    async def _settle(self, tally: Tally, answered: trio.Semaphore) -> None:
+        """Wait until everything sent is answered, or until nothing more comes."""
+        patience = 0 if tally.hopeless else self._request_timeout
+        while tally.pending:
+            with trio.move_on_after(patience) as scope:
+                await answered.acquire()
+            if scope.cancelled_caught:
+                return
+            tally.collect()
+
+    async def _request(self, method: str, **arguments: Any) -> Any:
+        return answer_of(await self._ask(lambda: self._conversation.request(method, arguments)))
+
+    async def _ask(self, compose: Callable[[], tuple[int, bytes]]) -> Frame:
+        return await self._link.ask(compose, self._deadline())
+
+    def _deadline(self, seconds: float | None = None) -> float:
+        return trio.current_time() + (self._request_timeout if seconds is None else seconds)
+
+    def _dispatch(self, frame: Frame) -> None:
+        """Take a frame that answers nothing, in the link's task: deliveries will go to their handlers from here."""
+
+
+async def _portions(
+    bodies: Iterable[Body] | AsyncIterable[Body], overhead: int, limit: int
+) -> AsyncGenerator[list[bytes], None]:
+    """As clients.publishing.portions, for asynchronous iterables too."""
+    if not isinstance(bodies, AsyncIterable):
+        for portion in portions(bodies, overhead, limit):
+            yield portion
+        return
+    portioner = Portioner(overhead, limit)
+    failure: Exception | None = None
+    try:
+        async for body in bodies:
+            if portioner.add(body):
+                yield portioner.take()
+    except Exception as error:
+        failure = error
+    if rest := portioner.take():
+        yield rest
+    if failure is not None:
+        raise failure

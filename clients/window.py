@@ -1,0 +1,171 @@
+"""clients.window: publishes that the broker has not answered yet, kept byte for byte.
+
+May import: core.frames, clients.errors, clients.receipts, the standard library.
+Never: sockets, threads, trio.
+
+Many publishes travel as one batch, and are answered in any cut and, over several partitions, in any order. Each number
+is answered once: what a retry is told again changes nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any
+
+from clients.errors import PublishUncertain, QBError
+from clients.receipts import Receipt, StoredRun
+from core.frames import frame_length
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A run of publishes that the broker has stored: number + i is at offset + i."""
+
+    number: int
+    count: int
+    partition: int
+    offset: int
+    timestamp: int
+    durability: str
+    duplicate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A run of publishes that will never be stored, or of which nobody knows."""
+
+    number: int
+    count: int
+    error: QBError
+
+
+class Batch:
+    """Publishes with consecutive numbers, sent together by one caller."""
+
+    __slots__ = ("_answered", "answers", "count", "data", "first", "left", "waiter")
+
+    def __init__(self, first: int, count: int, data: bytes, waiter: Any = None) -> None:
+        self.first, self.count, self.data = first, count, data
+        self.left = count  # how many are not answered yet
+        self.answers: list[Stored | Refused] = []
+        self.waiter = waiter  # belongs to whoever sent the batch
+        self._answered = bytearray(count)  # 1 for each number that has its answer
+
+    def answer(self, answer: Stored | Refused) -> None:
+        """Note the answer for those numbers of ours that it covers and that have none yet."""
+        start = max(answer.number - self.first, 0)
+        stop = min(answer.number + answer.count - self.first, self.count)
+        while start < stop and (start := self._answered.find(0, start, stop)) >= 0:
+            end = self._answered.find(1, start, stop)
+            end = stop if end < 0 else end
+            self._answered[start:end] = b"\1" * (end - start)
+            self.left -= end - start
+            self.answers.append(_part(answer, self.first + start, end - start))
+            start = end
+
+    @property
+    def first_unanswered(self) -> int:
+        """How many frames come before the first unanswered one; there must be one."""
+        return self._answered.find(0)
+
+    def unanswered(self) -> memoryview:
+        """Return the frames from the first unanswered one on."""
+        position = 0
+        for _ in range(self.first_unanswered):
+            position += frame_length(self.data, position)
+        return memoryview(self.data)[position:]
+
+    def receipt(self, topic: str) -> Receipt:
+        """Return the receipt of a batch of one. Raises why it was not stored, or PublishUncertain."""
+        if self.left:
+            raise PublishUncertain("the broker did not answer in time: the message may or may not be stored")
+        answer = self.answers[0]
+        if isinstance(answer, Refused):
+            raise answer.error
+        return Receipt(topic, answer.partition, answer.offset, answer.timestamp, answer.durability, answer.duplicate)
+
+    def stored_runs(self, index: int) -> list[StoredRun]:
+        """Return what is stored, in order; `index` is what the caller counts as the batch's first body."""
+        stored = [answer for answer in self.answers if isinstance(answer, Stored)]
+        stored.sort(key=attrgetter("number"))
+        return [StoredRun(index + run.number - self.first, run.count, run.partition, run.offset) for run in stored]
+
+    def failure(self) -> Refused | None:
+        """Return the first refusal by number."""
+        refused = [answer for answer in self.answers if isinstance(answer, Refused)]
+        return min(refused, key=attrgetter("number"), default=None)
+
+
+def _part(answer: Stored | Refused, number: int, count: int) -> Stored | Refused:
+    """Return the answer for a part of what it covers."""
+    if (number, count) == (answer.number, answer.count):
+        return answer
+    if isinstance(answer, Refused):
+        return replace(answer, number=number, count=count)
+    return replace(answer, number=number, count=count, offset=answer.offset + number - answer.number)
+
+
+class Window:
+    """Batches in the order of their numbers, until all of a batch is answered."""
+
+    def __init__(self, max_numbers: int, max_bytes: int) -> None:
+        self._max_numbers, self._max_bytes = max_numbers, max_bytes
+        self._firsts: list[int] = []
+        self._batches: list[Batch] = []
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def has_room(self, next_number: int) -> bool:
+        """False while so much is unanswered that nothing more should be sent.
+
+        Counts from the oldest unanswered number: that is how far back the broker has to remember.
+        """
+        if not self._batches:
+            return True
+        return next_number - self._firsts[0] < self._max_numbers and self._bytes < self._max_bytes
+
+    def add(self, batch: Batch) -> None:
+        """Keep a batch whose numbers are above all others."""
+        self._firsts.append(batch.first)
+        self._batches.append(batch)
+        self._bytes += len(batch.data)
+
+    def answer(self, answer: Stored | Refused) -> list[Batch]:
+        """Hand the answer to the batches that it covers; return and forget those that are complete now."""
+        end = answer.number + answer.count
+        at = max(bisect_right(self._firsts, answer.number) - 1, 0)
+        complete: list[Batch] = []
+        while at < len(self._batches) and self._firsts[at] < end:
+            batch = self._batches[at]
+            batch.answer(answer)
+            if batch.left:
+                at += 1
+            else:
+                complete.append(batch)
+                self._forget(at)
+        return complete
+
+    def abandon(self, batch: Batch) -> None:
+        """Forget a batch, so that it is not sent again; late answers to it are ignored."""
+        at = bisect_right(self._firsts, batch.first) - 1
+        if at >= 0 and self._batches[at] is batch:
+            self._forget(at)
+
+    def abandon_all(self, error: QBError) -> list[Batch]:
+        """Forget every batch and answer what it lacks with `error`; return them."""
+        batches, self._batches, self._firsts, self._bytes = self._batches, [], [], 0
+        for batch in batches:
+            batch.answer(Refused(batch.first, batch.count, error))
+        return batches
+
+    def unanswered(self) -> list[memoryview]:
+        """Return all that has to be sent again on a new connection, in order."""
+        return [batch.unanswered() for batch in self._batches]
+
+    def _forget(self, at: int) -> None:
+        self._bytes -= len(self._batches[at].data)
+        del self._batches[at], self._firsts[at]

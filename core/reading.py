@@ -1,0 +1,83 @@
+"""core.reading: pulling messages out of a log, and waiting for more.
+
+May import: core.errors, core.frames, storage.engine, trio, the standard library.
+Never: sockets, files.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import trio
+
+from core.errors import BadRequest, OffsetOutOfRange
+from core.frames import Frame, decode_frame
+from storage.engine import Chunk, PartitionLog
+
+EARLIEST = -2  # as in Kafka
+LATEST = -1
+
+
+class Limits(NamedTuple):
+    """How much a fetch returns, and how long it waits for it."""
+
+    max_messages: int = 500
+    max_bytes: int = 1 << 20
+    max_wait: float = 0.0
+    min_bytes: int = 1
+
+
+def resolve(log: PartitionLog, offset: int) -> int:
+    """Return the offset that is meant. Raises OffsetOutOfRange before the first kept one, BadRequest below -2."""
+    if offset == EARLIEST:
+        return log.first_offset
+    if offset == LATEST:
+        return log.end_offset
+    if offset < 0:
+        raise BadRequest(f"offset {offset} is not one: use a number from 0 on, -2 for the earliest, -1 for the end")
+    if offset < log.first_offset:
+        raise OffsetOutOfRange(log.topic, log.partition, offset, log.first_offset, log.end_offset)
+    return offset
+
+
+async def fetch(log: PartitionLog, offset: int, limits: Limits) -> Chunk:
+    """Return messages from `offset` on; waits up to max_wait for min_bytes of them, then returns what there is.
+
+    Raises OffsetOutOfRange, BadRequest, LogDamaged.
+    """
+    offset = resolve(log, offset)
+    with trio.move_on_after(limits.max_wait):
+        await _wait_for(log, offset, limits)
+    if offset >= log.end_offset:
+        return Chunk(offset, b"", ())
+    return first_messages(await log.read(offset, limits.max_bytes), limits.max_messages)
+
+
+async def _wait_for(log: PartitionLog, offset: int, limits: Limits) -> None:
+    """Return when there is enough to return."""
+    while True:
+        moved = trio.Event()
+        stop = log.watch(moved.set)
+        try:
+            if log.end_offset > offset and (limits.min_bytes <= 1 or await _is_enough(log, offset, limits)):
+                return
+            await moved.wait()
+        finally:
+            stop()
+
+
+async def _is_enough(log: PartitionLog, offset: int, limits: Limits) -> bool:
+    chunk = await log.read(offset, min(limits.min_bytes, limits.max_bytes))
+    return len(chunk.data) >= min(limits.min_bytes, limits.max_bytes) or len(chunk.positions) >= limits.max_messages
+
+
+def first_messages(chunk: Chunk, most: int) -> Chunk:
+    """Return the chunk cut to its first `most` messages."""
+    if len(chunk.positions) <= most:
+        return chunk
+    return Chunk(chunk.first_offset, chunk.data[: chunk.positions[most]], chunk.positions[:most])
+
+
+def messages(chunk: Chunk) -> list[Frame]:
+    """Return a chunk's messages as frames, for doors that handle them one by one."""
+    return [decode_frame(chunk.data, position) for position in chunk.positions]

@@ -1,0 +1,91 @@
+"""storage.background: what an engine does when nobody asks: drop old segments, prove closed ones.
+
+May import: core.errors, storage.batches, storage.engine, storage.files, storage.partition_log, storage.retention,
+    storage.segment, trio, the standard library.
+Never: metadata, creating or deleting topics.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import trio
+
+from core.errors import LogDamaged
+from storage.batches import BadBatch, walk
+from storage.engine import Topic
+from storage.files import sync_directory
+from storage.partition_log import LocalLog
+from storage.retention import Closed, droppable
+from storage.segment import Segment, reader
+
+logger = logging.getLogger(__name__)
+SLICE = 256 * 1024  # proved at a time
+PAUSE = 0.01  # between two slices, so that proving stays a small part of what the machine does
+
+Logs = Callable[[], Iterable[tuple[Topic, LocalLog]]]
+
+
+async def drop_forever(logs: Logs, clock: Callable[[], int], hours: float, limit: int, interval: float) -> None:
+    """Sweep again and again; a topic's own limits override the broker's."""
+    while True:
+        for topic, log in list(logs()):
+            own_hours = hours if topic.retention_hours is None else topic.retention_hours
+            own_limit = limit if topic.retention_bytes is None else topic.retention_bytes
+            await drop_expired(log, clock(), own_hours, own_limit)
+        await trio.sleep(interval)
+
+
+async def drop_expired(log: LocalLog, now_ms: int, hours: float, limit: int) -> None:
+    """Drop the closed segments of a log that its retention no longer covers."""
+    closed = [Closed(segment.size, segment.last_ms) for segment in log.closed_segments]
+    active_size = log.size - sum([segment.size for segment in closed])
+    dropped = log.drop_first(droppable(closed, active_size, now_ms, hours, limit))
+    if dropped:
+        logger.info("%s/%d: dropped %d segments before %d", log.topic, log.partition, len(dropped), log.first_offset)
+        await trio.to_thread.run_sync(_delete, dropped)
+
+
+def _delete(segments: list[Segment]) -> None:
+    """Delete oldest first, so that a crash leaves no gap. A file that will not go stays until after the next start."""
+    try:
+        for segment in segments:
+            segment.delete()
+        sync_directory(segments[0].directory)
+    except OSError as error:
+        logger.warning("%s could not be dropped: %s", segments[0].log_path, error)
+
+
+async def prove(logs: Logs) -> None:
+    """Check every seal of the segments that were closed before this start; what is wrong stops its topic."""
+    for _, log in list(logs()):
+        for segment in log.closed_segments:
+            await _prove_segment(log, segment)
+
+
+async def _prove_segment(log: LocalLog, segment: Segment) -> None:
+    """Walk a segment, a slice at a time."""
+    position, offset = 0, segment.base_offset
+    try:
+        while position < segment.size:
+            step = partial(_prove_slice, segment, position, offset)
+            position, offset = await trio.to_thread.run_sync(step)
+            await trio.sleep(PAUSE)
+    except BadBatch as bad:
+        log.report_damage(LogDamaged(segment.log_path, bad.position, bad.what))
+    except OSError as error:
+        if segment in log.closed_segments and not log.is_deleted:
+            log.report_damage(LogDamaged(segment.log_path, position, f"it cannot be read: {error.strerror}"))
+
+
+def _prove_slice(segment: Segment, position: int, offset: int) -> tuple[int, int]:
+    """Prove the batches from `position` on, a slice or at least one of them; returns where to go on."""
+    with segment.open() as fd:
+        start = position
+        for batch in walk(reader(fd), position, segment.size, offset, window=SLICE):
+            position, offset = batch.end, batch.next_offset
+            if position - start >= SLICE:
+                break
+    return position, offset

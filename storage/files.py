@@ -1,0 +1,167 @@
+"""storage.files: the few things that must be done right with file descriptors.
+
+May import: the standard library.
+Never: trio, frames, batches, or any knowledge of what the files hold.
+
+Linux first; where a call is missing the plain one takes its place.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+OPEN_FILES = 256  # kept open at once; more only while more are in use at the same moment
+
+
+class CannotOpen(OSError):
+    """Why a data directory cannot be opened, in words for its operator."""
+
+
+class SyncFailed(OSError):
+    """The system could not say that bytes are on stable storage; asking again would prove nothing."""
+
+
+def datasync(fd: int) -> None:
+    """Block until the file's bytes are on stable storage. Raises SyncFailed."""
+    try:
+        if hasattr(os, "fdatasync"):
+            os.fdatasync(fd)
+        else:
+            os.fsync(fd)
+    except OSError as error:
+        raise SyncFailed(error.errno, error.strerror) from error
+
+
+def sync_directory(directory: Path) -> None:
+    """Block until the directory's names are on stable storage. Raises OSError, or SyncFailed as datasync()."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        raise SyncFailed(error.errno, error.strerror) from error
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes | memoryview, position: int) -> None:
+    """Write every byte at `position`. Raises OSError; a part may have been written then."""
+    written = 0
+    while written < len(data):
+        written += os.pwrite(fd, memoryview(data)[written:], position + written)
+
+
+def read_all(fd: int, length: int, position: int) -> bytes:
+    """Return `length` bytes at `position`, fewer only at the end of the file. May wait for the disk."""
+    data = os.pread(fd, length, position)
+    while len(data) < length:
+        more = os.pread(fd, length - len(data), position + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+def read_cached(fd: int, length: int, position: int) -> bytes:
+    """Return `length` bytes at `position` if memory has them. Raises BlockingIOError where the disk would be asked."""
+    if not RWF_NOWAIT:
+        raise BlockingIOError(errno.EAGAIN, "this system cannot tell")
+    buffer = bytearray(length)
+    try:
+        got = os.preadv(fd, [buffer], position, RWF_NOWAIT)
+    except OSError as error:
+        raise BlockingIOError(errno.EAGAIN, str(error)) from error
+    if got < length:
+        raise BlockingIOError(errno.EAGAIN, "only a part is in memory")
+    return bytes(buffer)
+
+
+def lock_directory(directory: Path) -> int:
+    """Return the descriptor that holds the directory's lock. Raises CannotOpen while another process has it."""
+    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise CannotOpen(f"{directory} is in use by another process (pid {holder})") from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+    return fd
+
+
+class _Open:
+    """A descriptor and how many are using it right now."""
+
+    __slots__ = ("fd", "users")
+
+    def __init__(self, fd: int) -> None:
+        self.fd, self.users = fd, 0
+
+
+class OpenFiles:
+    """Descriptors by path, the least recently used closed first. Any thread may call."""
+
+    def __init__(self, capacity: int = OPEN_FILES) -> None:
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._open: OrderedDict[str, _Open] = OrderedDict()
+
+    @contextmanager
+    def use(self, path: str, *, if_open: bool = False) -> Iterator[int]:
+        """Lend the descriptor of an existing file, which stays valid inside the block even if the file is deleted.
+
+        Raises FileNotFoundError; with `if_open` BlockingIOError where the file would have to be opened first.
+        """
+        entry = self._take(path, if_open)
+        try:
+            yield entry.fd
+        finally:
+            self._give_back(path, entry)
+
+    def forget(self, *paths: str) -> None:
+        """Close these, each as soon as nobody uses it."""
+        with self._lock:
+            for path in paths:
+                entry = self._open.pop(path, None)
+                if entry and not entry.users:
+                    os.close(entry.fd)
+
+    def close(self) -> None:
+        """Close everything."""
+        self.forget(*list(self._open))
+
+    def _take(self, path: str, if_open: bool) -> _Open:
+        with self._lock:
+            entry = self._open.get(path)
+            if entry is None:
+                if if_open:
+                    raise BlockingIOError(errno.EAGAIN, "not open")
+                entry = self._open[path] = _Open(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+                self._close_unused()
+            else:
+                self._open.move_to_end(path)
+            entry.users += 1
+            return entry
+
+    def _give_back(self, path: str, entry: _Open) -> None:
+        with self._lock:
+            entry.users -= 1
+            if not entry.users and self._open.get(path) is not entry:
+                os.close(entry.fd)  # it was forgotten meanwhile
+
+    def _close_unused(self) -> None:
+        for path in list(self._open)[:-1] if len(self._open) > self._capacity else ():
+            entry = self._open[path]
+            if not entry.users:
+                del self._open[path]
+                os.close(entry.fd)
+            if len(self._open) <= self._capacity:
+                break

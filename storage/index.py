@@ -1,0 +1,111 @@
+"""storage.index: where each record of a segment starts and when it was appended.
+
+May import: storage.files, the standard library.
+Never: trio, the log itself: an index is a cache and no evidence.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import threading
+from array import array
+from collections.abc import Iterable
+from contextlib import suppress
+
+from storage.files import OpenFiles, datasync, read_all, read_cached, write_all
+
+ENTRY = struct.Struct(">QQ")  # position in the log, append time in ms
+
+
+def encode(positions: Iterable[int], append_ms: int) -> bytes:
+    """Return the entries of records that were appended at the same time."""
+    starts = array("Q", positions)
+    entries = array("Q", bytes(ENTRY.size * len(starts)))
+    entries[0::2] = starts
+    entries[1::2] = array("Q", [append_ms]) * len(starts)
+    if sys.byteorder == "little":
+        entries.byteswap()
+    return entries.tobytes()
+
+
+class IndexFile:
+    """One .idx file. append() belongs to whoever writes the log; the other methods to any thread."""
+
+    def __init__(self, files: OpenFiles, path: str) -> None:
+        self.path = path
+        self._files = files
+        self._lock = threading.Lock()  # between append() and replace()
+        self._written = 0
+        self._unwritten = b""  # what the disk had no room for: the log is what counts, so nobody is refused for it
+
+    def trust(self, count: int) -> None:
+        """Take the file as it is: it was found to have so many entries."""
+        self._written = count
+
+    def append(self, entries: bytes) -> None:
+        """Add entries. What the disk cannot take is kept in memory and tried again next time."""
+        with self._lock:
+            entries = self._unwritten + entries
+            try:
+                with self._files.use(self.path) as fd:
+                    write_all(fd, entries, self._written * ENTRY.size)
+            except OSError:
+                self._unwritten = entries
+            else:
+                self._written += len(entries) // ENTRY.size
+                self._unwritten = b""
+
+    def entry(self, number: int, *, cached: bool = False) -> tuple[int, int]:
+        """Return position and append time of a record; (0, 0) if the file lacks it.
+
+        Raises OSError; with `cached` BlockingIOError where the disk would be asked.
+        """
+        if number >= self._written and self._unwritten:
+            return self._unpack(self._unwritten, (number - self._written) * ENTRY.size)
+        with self._files.use(self.path, if_open=cached) as fd:
+            read = read_cached if cached else read_all
+            return self._unpack(read(fd, ENTRY.size, number * ENTRY.size), 0)
+
+    def first_at(self, time_ms: int, count: int) -> int:
+        """Return the number of the first of `count` records appended at `time_ms` or later, or `count`."""
+        low, high = 0, count
+        while low < high:
+            middle = (low + high) // 2
+            if self.entry(middle)[1] < time_ms:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def sync(self) -> None:
+        """Ask for the entries to be on stable storage; if they do not get there, the next start rebuilds them."""
+        with suppress(OSError), self._files.use(self.path) as fd:
+            datasync(fd)
+
+    def matches(self, entries: bytes) -> bool:
+        """Say whether the file holds exactly these entries."""
+        try:
+            with self._files.use(self.path) as fd:
+                return os.fstat(fd).st_size == len(entries) and read_all(fd, len(entries), 0) == entries
+        except FileNotFoundError:
+            return False
+
+    def replace(self, entries: bytes) -> None:
+        """Write the first entries anew, and cut off what was not appended here. Raises OSError."""
+        count = len(entries) // ENTRY.size
+        with self._lock:
+            self._files.forget(self.path)
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            with self._files.use(self.path) as fd:
+                write_all(fd, entries, 0)
+                os.ftruncate(fd, max(len(entries), self._written * ENTRY.size))
+                datasync(fd)
+            if count > self._written:
+                self._unwritten = self._unwritten[(count - self._written) * ENTRY.size :]
+                self._written = count
+
+    @staticmethod
+    def _unpack(data: bytes, at: int) -> tuple[int, int]:
+        return ENTRY.unpack_from(data, at) if len(data) >= at + ENTRY.size else (0, 0)

@@ -1,0 +1,280 @@
+"""storage.local: the engine that keeps topics in files on this machine.
+
+May import: core.errors, storage.background, storage.commit, storage.engine, storage.files, storage.layout,
+    storage.metadata, storage.partition_log, storage.recovery, storage.tail, storage.threads, msgspec, trio,
+    the standard library.
+Never: connections, subscriptions.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar
+
+import msgspec
+import trio
+
+from core.errors import BrokerError, DiskFull, Internal, ShuttingDown, TopicExists, UnknownPartition, UnknownTopic
+from storage import background
+from storage.commit import NO_ROOM
+from storage.engine import Recovery, Topic
+from storage.files import CannotOpen, OpenFiles, lock_directory
+from storage.layout import TopicDirectories, prepare
+from storage.metadata import LocalMetadata, Write
+from storage.partition_log import Health, LocalLog, LogSettings, Shared
+from storage.recovery import Recovered, recover
+from storage.tail import LastReads, Memory
+from storage.threads import Workers
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+WRITERS = 4  # threads, so that logs sync side by side; a log has at most one commit under way
+FINISH_WITHIN = 20.0  # how long a disk may take, at the end, to finish what append() was given
+
+
+class Settings(LogSettings, Protocol):
+    """What the engine asks of the settings."""
+
+    @property
+    def data_dir(self) -> str: ...
+    @property
+    def retention_hours(self) -> float: ...
+    @property
+    def retention_bytes(self) -> int: ...
+    @property
+    def tail_bytes(self) -> int: ...
+    @property
+    def retention_interval(self) -> float: ...
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Kept(NamedTuple):
+    """A topic and its logs."""
+
+    topic: Topic
+    logs: list[LocalLog]
+
+
+class LocalEngine:
+    """Implements storage.engine.Engine; what its methods promise stands there."""
+
+    recovery: Recovery
+
+    def __init__(self, settings: Settings, clock: Callable[[], int], lock: int) -> None:
+        """Use open()."""
+        data_dir = Path(settings.data_dir)
+        self.metadata = LocalMetadata(data_dir / "metadata.sqlite3")
+        self.durability = "fsynced" if settings.fsync_on_write else "written"
+        self._settings = settings
+        self._lock = lock
+        self._files = OpenFiles()
+        self._directories = TopicDirectories(data_dir / "topics")
+        self._writers = Workers("writer", WRITERS)
+        memory, reads = Memory(settings.tail_bytes), LastReads(settings.tail_bytes // 4)
+        self._shared = Shared(settings, clock, self._files, self._writers, memory, reads)
+        self._kept: dict[str, Kept] = {}
+        self._changing = trio.Lock()  # topics come and go one after another
+
+    @classmethod
+    def open(cls, settings: Settings, clock: Callable[[], int] = now_ms) -> LocalEngine:
+        """Lock the data directory and recover all of it. Blocks. Raises CannotOpen."""
+        data_dir = Path(settings.data_dir)
+        lock = None
+        try:
+            data_dir.mkdir(parents=True, exist_ok=True)
+            lock = lock_directory(data_dir)
+            prepare(data_dir)
+            engine = cls(settings, clock, lock)
+            engine._recover()
+        except BaseException as error:
+            if lock is not None:
+                os.close(lock)
+            if isinstance(error, OSError | sqlite3.Error) and not isinstance(error, CannotOpen):
+                raise CannotOpen(f"{data_dir} cannot be opened: {error}") from error
+            raise
+        return engine
+
+    # Start
+
+    def _recover(self) -> None:
+        notes: list[str] = []
+        self._clear_unfinished(notes)
+        found: list[Recovered] = []
+        for topic in self._find_topics(notes):
+            parts = [self._recover_partition(topic.topic, number) for number in range(topic.partitions)]
+            self._keep(topic, parts)
+            found += parts
+            notes += [f"topic {topic.topic!r} is not served: {part.damage}" for part in parts if part.damage]
+        logs = [log for kept in self._kept.values() for log in kept.logs]
+        self.recovery = Recovery(
+            topics=len(self._kept),
+            messages=sum([log.end_offset - log.first_offset for log in logs]),
+            cut_bytes=sum([part.cut_bytes for part in found]),
+            rebuilt_indexes=sum([part.rebuilt_indexes for part in found]),
+            notes=tuple(notes),
+        )
+
+    def _recover_partition(self, topic: str, partition: int) -> Recovered:
+        return recover(self._files, self._directories.partition(topic, partition))
+
+    def _clear_unfinished(self, notes: list[str]) -> None:
+        """Finish deletions and take back creations that the last process did not get through."""
+        for path, topic in self._directories.unfinished():
+            if topic is None:
+                notes.append(f"cleared an unfinished creation: {path.name}")
+            else:
+                notes.append(f"finished the deletion of topic {topic!r}")
+                if not self._directories.exists(topic):
+                    self._write_now({_key(topic): None})
+            self._directories.remove(path)
+
+    def _find_topics(self, notes: list[str]) -> list[Topic]:
+        """Return the topics of the metadata and, newly entered there, those that only have a directory."""
+        known = {key.partition("/")[2]: entry.value for key, entry in self.metadata.under("topic/").items()}
+        topics = [msgspec.convert(value, Topic) for value in known.values()]
+        for name in self._directories.names():
+            if name not in known:
+                topic = Topic(topic=name, partitions=self._directories.count_partitions(name), created_ms=self._clock())
+                notes.append(f"adopted topic {name!r} with {topic.partitions} partitions: it was not in the metadata")
+                self._write_now({_key(name): msgspec.json.encode(topic)})
+                topics.append(topic)
+        return topics
+
+    def _write_now(self, values: dict[str, bytes | None]) -> None:
+        self.metadata.take_in(self.metadata.write_now([Write(values)]))
+
+    def _clock(self) -> int:
+        return self._shared.clock()
+
+    def _keep(self, topic: Topic, parts: list[Recovered]) -> None:
+        health = Health()
+        logs = [LocalLog(topic.topic, number, self._shared, health, part) for number, part in enumerate(parts)]
+        self._kept[topic.topic] = Kept(topic, logs)
+
+    # Topics
+
+    def topics(self) -> Mapping[str, Topic]:
+        return {name: kept.topic for name, kept in self._kept.items()}
+
+    def log(self, topic: str, partition: int) -> LocalLog:
+        kept = self._kept.get(topic)
+        if kept is None:
+            raise UnknownTopic(topic)
+        if not 0 <= partition < len(kept.logs):
+            raise UnknownPartition(topic, partition, len(kept.logs))
+        return kept.logs[partition]
+
+    async def create_topic(self, topic: Topic) -> Topic:
+        with trio.CancelScope(shield=True):  # a topic is made as a whole, whoever goes away meanwhile
+            async with self._changing:
+                created = await self._create(topic)
+        return created
+
+    async def _create(self, topic: Topic) -> Topic:
+        if topic.topic in self._kept:
+            raise TopicExists(topic.topic)
+        topic = msgspec.structs.replace(topic, created_ms=topic.created_ms or self._clock())
+        parts = await self._in_thread(self._create_on_disk, topic)
+        try:
+            await self.metadata.put(_key(topic.topic), topic)
+        except BrokerError:
+            await self._in_thread(self._delete_on_disk, topic.topic)
+            raise
+        self._keep(topic, parts)
+        return topic
+
+    def _create_on_disk(self, topic: Topic) -> list[Recovered]:
+        self._directories.create(self._files, topic.topic, topic.partitions, topic.created_ms)
+        return [self._recover_partition(topic.topic, number) for number in range(topic.partitions)]
+
+    def _delete_on_disk(self, topic: str) -> None:
+        self._directories.remove(self._directories.hide(topic))
+
+    async def delete_topic(self, topic: str) -> None:
+        with trio.CancelScope(shield=True):
+            async with self._changing:
+                await self._delete(topic)
+
+    async def _delete(self, topic: str) -> None:
+        kept = self._kept.pop(topic, None)
+        if kept is None:
+            raise UnknownTopic(topic)
+        for log in kept.logs:
+            log.refuse(UnknownTopic(topic))
+        for log in kept.logs:
+            await log.wait_until_idle()
+        try:
+            hidden = await self._in_thread(self._directories.hide, topic)
+        finally:
+            for log in kept.logs:
+                log.forget()
+        await self.metadata.delete(_key(topic))
+        await self._in_thread(self._directories.remove, hidden)
+
+    async def _in_thread(self, work: Callable[..., Result], *arguments: object) -> Result:
+        """Run what blocks on the file system in a thread. Raises DiskFull, Internal."""
+        try:
+            return await trio.to_thread.run_sync(work, *arguments)
+        except OSError as error:
+            kind = DiskFull if error.errno in NO_ROOM else Internal
+            raise kind(f"the topic's files could not be changed: {error}") from error
+
+    # Running
+
+    async def run(self) -> None:
+        settings = self._settings
+        self._writers.start()
+        self.metadata.start()
+        try:
+            async with trio.open_nursery() as keepers:
+                keepers.start_soon(self._writers.deliver_forever)
+                keepers.start_soon(self.metadata.write_forever)
+                keepers.start_soon(background.prove, self._logs)
+                keepers.start_soon(
+                    background.drop_forever,
+                    self._logs,
+                    self._shared.clock,
+                    settings.retention_hours,
+                    settings.retention_bytes,
+                    settings.retention_interval,
+                )
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._finish()
+
+    async def _finish(self) -> None:
+        """Finish or refuse whatever was taken: every append() is answered."""
+        with trio.move_on_after(FINISH_WITHIN):
+            while self._writers.busy:
+                await self._writers.deliver()
+            await self.metadata.finish()
+        for _, log in self._logs():
+            log.abandon(ShuttingDown("the broker is about to exit"))
+        await trio.to_thread.run_sync(self._stop_threads)
+
+    def _stop_threads(self) -> None:
+        self._writers.stop(patience=1.0)
+        self.metadata.stop(patience=1.0)
+
+    def _logs(self) -> Iterator[tuple[Topic, LocalLog]]:
+        for kept in list(self._kept.values()):
+            for log in kept.logs:
+                yield kept.topic, log
+
+    def close(self) -> None:
+        self._files.close()
+        self._writers.close()
+        self.metadata.close()
+        os.close(self._lock)
+
+
+def _key(topic: str) -> str:
+    return f"topic/{topic}"

@@ -1,0 +1,352 @@
+"""storage.partition_log: a row of segments as one log; knows whom to ask, never sees a byte layout.
+
+May import: core.errors, storage.batches, storage.commit, storage.engine, storage.files, storage.recovery,
+    storage.segment, storage.tail, storage.threads, trio, the standard library.
+Never: other logs, topics as a whole, metadata.
+
+Everything here belongs to the event loop. Commits run in writer threads, one at a time for a log, and come back as
+results; while one is under way, arriving runs gather for the next.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
+
+import trio
+
+from core.errors import BrokerError, LogDamaged, LogPoisoned, OffsetOutOfRange, UnknownTopic
+from storage.batches import BadBatch
+from storage.commit import Commit, Committed, Failed
+from storage.engine import Chunk, Done, LogState, Range, Run
+from storage.files import OpenFiles
+from storage.recovery import Recovered
+from storage.segment import Segment
+from storage.tail import LastReads, Memory, Stored, Tail
+from storage.threads import Workers
+
+logger = logging.getLogger(__name__)
+HOUR_MS = 3_600_000
+Found = TypeVar("Found")
+
+
+class LogSettings(Protocol):
+    """What a log asks of the settings."""
+
+    @property
+    def fsync_on_write(self) -> bool: ...
+    @property
+    def segment_bytes(self) -> int: ...
+    @property
+    def segment_hours(self) -> float: ...
+    @property
+    def max_pending_bytes(self) -> int: ...
+
+
+class Shared(NamedTuple):
+    """What all logs of an engine have in common."""
+
+    settings: LogSettings
+    clock: Callable[[], int]  # ms
+    files: OpenFiles
+    writers: Workers
+    memory: Memory
+    reads: LastReads
+
+
+class Health:
+    """Whether a topic may be used: one damaged partition stops all of it, since nobody can tell what is missing."""
+
+    def __init__(self) -> None:
+        self.damage: LogDamaged | None = None
+
+
+class Waiting(NamedTuple):
+    """A run that nobody has been told about yet."""
+
+    run: Run
+    done: Done
+
+
+class LocalLog:
+    """One partition in files; what its methods promise stands in storage.engine.PartitionLog."""
+
+    def __init__(self, topic: str, partition: int, shared: Shared, health: Health, found: Recovered) -> None:
+        self.topic = topic
+        self.partition = partition
+        self._shared = shared
+        self._health = health
+        self._segments = found.segments
+        self._remembered = found.remembered
+        self._end_offset = self._next_offset = found.segments[-1].next_offset if found.segments else 0
+        self._last_ms = max([segment.last_ms for segment in found.segments], default=0)
+        self._tail = Tail()
+        self._gathering: list[Waiting] = []
+        self._gathering_bytes = 0
+        self._writing: list[Waiting] = []
+        self._room = trio.Event()
+        self._idle = trio.Event()
+        self._watchers: list[Callable[[], None]] = []
+        self._refusal: BrokerError | None = None  # poisoned, deleted or shut down: why nothing is appended any more
+        health.damage = health.damage or found.damage
+
+    # Where it begins and ends
+
+    @property
+    def first_offset(self) -> int:
+        return self._segments[0].base_offset if self._segments else 0
+
+    @property
+    def end_offset(self) -> int:
+        return self._end_offset
+
+    @property
+    def next_offset(self) -> int:
+        return self._next_offset
+
+    @property
+    def closed_segments(self) -> list[Segment]:
+        """The segments that are never written again, oldest first."""
+        return self._segments[:-1]
+
+    @property
+    def is_deleted(self) -> bool:
+        return isinstance(self._refusal, UnknownTopic)
+
+    @property
+    def size(self) -> int:
+        return sum([segment.size for segment in self._segments])
+
+    def ranges(self) -> Iterable[Range]:
+        return list(self._remembered)
+
+    def state(self) -> LogState:
+        status, reason = "ok", None
+        if isinstance(self._refusal, LogPoisoned):
+            status, reason = "poisoned", str(self._refusal)
+        if self._health.damage:
+            status, reason = "damaged", str(self._health.damage)
+        return LogState(
+            partition=self.partition,
+            first_offset=self.first_offset,
+            next_offset=self._end_offset,
+            bytes=self.size,
+            segments=len(self._segments),
+            status=status,
+            reason=reason,
+        )
+
+    def watch(self, moved: Callable[[], None]) -> Callable[[], None]:
+        self._watchers.append(moved)
+        return partial(self._unwatch, moved)
+
+    def _unwatch(self, moved: Callable[[], None]) -> None:
+        if moved in self._watchers:
+            self._watchers.remove(moved)
+
+    # Appending
+
+    @property
+    def has_room(self) -> bool:
+        return self._gathering_bytes < self._shared.settings.max_pending_bytes
+
+    async def wait_for_room(self) -> None:
+        while not self.has_room:
+            await self._room.wait()
+
+    def append(self, run: Run, done: Done) -> None:
+        self._check_damage()
+        if self._refusal:
+            raise self._refusal.with_traceback(None)
+        assert run.first_offset == self._next_offset, (run.first_offset, self._next_offset)
+        self._next_offset += len(run.positions)
+        self._gathering.append(Waiting(run, done))
+        self._gathering_bytes += len(run.data)
+        if not self._writing:
+            self._commit()
+
+    def _commit(self) -> None:
+        """Hand what has gathered to a writer thread."""
+        self._writing = self._take_gathering()
+        now = max(self._shared.clock(), self._last_ms)
+        commit = Commit(
+            name=f"{self.topic}/{self.partition}",
+            files=self._shared.files,
+            segment=self._segments[-1],
+            runs=[waiting.run for waiting in self._writing],
+            append_ms=now,
+            sync=self._shared.settings.fsync_on_write,
+            remembered=list(self._remembered) if self._is_full(self._segments[-1], now) else None,
+        )
+        self._shared.writers.submit(commit.carry_out, self._committed)
+
+    def _is_full(self, segment: Segment, now: int) -> bool:
+        settings = self._shared.settings
+        old = now - segment.created_ms >= settings.segment_hours * HOUR_MS
+        return segment.count > 0 and (old or segment.size >= settings.segment_bytes)
+
+    def _committed(self, result: Committed | Failed | BaseException) -> None:
+        waiting, self._writing = self._writing, []
+        if isinstance(result, Committed):
+            self._take_in(result)
+            if self._gathering:
+                self._commit()  # first, so that the disk works while the answers are given
+            self._tell(waiting, None, result.batch.append_ms)
+            for moved in list(self._watchers):
+                moved()
+        else:
+            error = self._take_back(result)
+            self._tell(waiting + self._take_gathering(), error, 0)
+        if not self._writing:
+            self._set_idle()
+
+    def _take_in(self, committed: Committed) -> None:
+        """Make a durable batch visible."""
+        segment, size, batch, ranges = committed
+        if segment is not self._segments[-1]:
+            self._segments.append(segment)
+        segment.extend(size, batch.next_offset, batch.append_ms)
+        self._end_offset = batch.next_offset
+        self._last_ms = batch.append_ms
+        self._remembered.add(ranges)
+        self._shared.memory.keep(self._tail, batch)
+
+    def _take_back(self, failure: Failed | BaseException) -> BrokerError:
+        """Forget the offsets that were given out; returns why."""
+        self._next_offset = self._end_offset
+        if not isinstance(failure, Failed):
+            logger.error("a commit failed by a fault of ours", exc_info=failure)
+            failure = Failed(LogPoisoned(f"{self.topic}/{self.partition} failed: {failure!r}"), poisoned=True)
+        if failure.segment:
+            self._segments.append(failure.segment)
+        if failure.poisoned:
+            self._refusal = self._refusal or failure.error
+        logger.error("%s", failure.error)
+        return failure.error
+
+    def _take_gathering(self) -> list[Waiting]:
+        taken, self._gathering, self._gathering_bytes = self._gathering, [], 0
+        self._room.set()
+        self._room = trio.Event()
+        return taken
+
+    def _tell(self, waiting: list[Waiting], error: BrokerError | None, append_ms: int) -> None:
+        for _, done in waiting:
+            try:
+                done(error, append_ms)
+            except Exception:
+                logger.exception("%s/%d: the answer to a publish failed", self.topic, self.partition)
+
+    # Ending
+
+    def refuse(self, error: BrokerError) -> None:
+        """Take no more runs, and give back those that are not being written yet."""
+        self._refusal = error
+        self._next_offset -= sum([len(waiting.run.positions) for waiting in self._gathering])
+        self._tell(self._take_gathering(), error, 0)
+
+    def abandon(self, error: BrokerError) -> None:
+        """Answer also for the run that is being written: nobody will wait for it any more."""
+        self.refuse(error)
+        waiting, self._writing = self._writing, []
+        self._tell(waiting, error, 0)
+        self._set_idle()
+
+    async def wait_until_idle(self) -> None:
+        """Return when no batch is being written."""
+        while self._writing:
+            await self._idle.wait()
+
+    def forget(self) -> None:
+        """Give back memory and descriptors; the files have been taken away."""
+        for segment in self._segments:
+            self._shared.files.forget(segment.log_path, segment.index_path)
+        self._shared.memory.drop(self._tail)
+        self._shared.reads.drop(self)
+        self._watchers.clear()
+
+    def drop_first(self, count: int) -> list[Segment]:
+        """Take the oldest closed segments out of the log; returns them, for their files to be deleted."""
+        count = min(count, len(self._segments) - 1)
+        dropped, self._segments = self._segments[:count], self._segments[count:]
+        return dropped
+
+    def _set_idle(self) -> None:
+        self._idle.set()
+        self._idle = trio.Event()
+
+    # Reading
+
+    def read_recent(self, offset: int, max_bytes: int) -> Chunk | None:
+        if self._health.damage or not self.first_offset <= offset <= self._end_offset:
+            return None
+        if offset == self._end_offset:
+            return Chunk(offset, b"", ())
+        return self._tail.read(offset, max_bytes) or self._shared.reads.read(self, offset, max_bytes)
+
+    async def read(self, offset: int, max_bytes: int) -> Chunk:
+        await trio.lowlevel.checkpoint()
+        self._check_readable()
+        recent = self.read_recent(offset, max_bytes)
+        if recent is not None:
+            return recent
+        batches = await self._read_batches(offset, max_bytes)
+        self._shared.reads.keep(self, batches)
+        chunk = self._shared.reads.read(self, offset, max_bytes)
+        assert chunk is not None
+        return chunk
+
+    async def _read_batches(self, offset: int, max_bytes: int) -> list[Stored]:
+        segment = self._segment_of(offset)
+        read = partial(segment.read, offset, max_bytes, segment.size)
+        try:
+            return read(cached=True)
+        except BlockingIOError:
+            return await self._in_thread(segment, offset, read)
+
+    async def offset_for_time(self, time_ms: int) -> int:
+        await trio.lowlevel.checkpoint()
+        self._check_readable()
+        for segment in self._segments:
+            if segment.count and segment.last_ms >= time_ms:
+                find = partial(segment.first_at, time_ms, segment.count, segment.size)
+                return await self._in_thread(segment, segment.base_offset, find)
+        return self._end_offset
+
+    def _segment_of(self, offset: int) -> Segment:
+        if not self.first_offset <= offset < self._end_offset:
+            raise OffsetOutOfRange(self.topic, self.partition, offset, self.first_offset, self._end_offset)
+        return self._segments[bisect_right(self._segments, offset, key=lambda segment: segment.base_offset) - 1]
+
+    async def _in_thread(self, segment: Segment, offset: int, find: Callable[[], Found]) -> Found:
+        """Return what `find` returns in a worker thread; what it cannot find is explained."""
+        try:
+            found = await trio.to_thread.run_sync(find)
+        except BadBatch as bad:
+            self.report_damage(LogDamaged(segment.log_path, bad.position, bad.what))
+        except FileNotFoundError as missing:
+            self._check_readable()
+            self._segment_of(offset)  # raises if retention has dropped it meanwhile
+            self.report_damage(LogDamaged(str(missing.filename), 0, "the file is missing"))
+        self._check_readable()
+        return found
+
+    def _check_readable(self) -> None:
+        self._check_damage()
+        if self.is_deleted and self._refusal:
+            raise self._refusal.with_traceback(None)
+
+    # Damage
+
+    def report_damage(self, damage: LogDamaged) -> None:
+        """Stop serving the whole topic."""
+        if self._health.damage is None:
+            logger.error("%s/%d: %s", self.topic, self.partition, damage)
+            self._health.damage = damage
+
+    def _check_damage(self) -> None:
+        if self._health.damage:
+            raise self._health.damage.with_traceback(None)

@@ -1,0 +1,186 @@
+"""storage.segment: one .log and its .idx; knows the byte layout, knows no neighbours.
+
+May import: storage.batches, storage.engine, storage.files, storage.index, storage.tail, the standard library.
+Never: trio, other segments, topics.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from storage.batches import BadBatch, Batch, Incomplete, Read, around, seal, walk
+from storage.engine import Range
+from storage.files import OpenFiles, datasync, read_all, read_cached, sync_directory, write_all
+from storage.index import IndexFile, encode
+from storage.tail import Stored
+
+FIRST_LOOK = 64 * 1024  # what is read at first to find the seal of a batch
+
+
+class Segment:
+    """A row of batches from `base_offset` on.
+
+    Its extent (size, next_offset, last_ms) moves in the event loop when a batch is durable. Methods that take a size
+    may run in any thread and look at nothing behind it.
+    """
+
+    def __init__(self, files: OpenFiles, directory: Path, base_offset: int) -> None:
+        self.directory = directory
+        self.base_offset = base_offset
+        self.log_path, self.index_path = segment_name(directory, base_offset)
+        self.index = IndexFile(files, self.index_path)
+        self.size = 0
+        self.next_offset = base_offset
+        self.created_ms = 0
+        self.last_ms = 0
+        self._files = files
+        self._starts: dict[int, int] = {}  # where batches begin that readers will ask for next: offset -> position
+
+    @property
+    def count(self) -> int:
+        return self.next_offset - self.base_offset
+
+    def extend(self, size: int, next_offset: int, last_ms: int) -> None:
+        """Take note of a batch that has become durable."""
+        self.size, self.next_offset, self.last_ms = size, next_offset, last_ms
+
+    # Writing: one thread at a time
+
+    @classmethod
+    def create(
+        cls, files: OpenFiles, directory: Path, base_offset: int, created_ms: int, ranges: Iterable[Range]
+    ) -> Segment:
+        """Return a new segment whose first batch and name are on stable storage.
+
+        Raises OSError, and then may have left files that the next try replaces.
+        """
+        segment = cls(files, directory, base_offset)
+        first = seal((), base_offset, 0, created_ms, ranges)
+        files.forget(segment.log_path, segment.index_path)
+        for path in (segment.log_path, segment.index_path):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644))
+        segment.write(first, 0)
+        segment.sync()
+        sync_directory(directory)
+        segment.extend(len(first), base_offset, created_ms)
+        segment.created_ms = created_ms
+        return segment
+
+    def write(self, data: bytes, position: int) -> None:
+        """Write a batch at `position`. Raises OSError; a part may stand in the file then: see cut()."""
+        with self._files.use(self.log_path) as fd:
+            write_all(fd, data, position)
+
+    def sync(self) -> None:
+        """Block until the log is on stable storage. Raises OSError."""
+        with self._files.use(self.log_path) as fd:
+            datasync(fd)
+
+    def cut(self, size: int) -> None:
+        """Cut the log back to `size`. Raises OSError."""
+        with self._files.use(self.log_path) as fd:
+            os.ftruncate(fd, size)
+
+    def delete(self) -> None:
+        """Delete the files; the log first, since an index alone means nothing."""
+        self._files.forget(self.log_path, self.index_path)
+        Path(self.log_path).unlink(missing_ok=True)
+        Path(self.index_path).unlink(missing_ok=True)
+
+    # Reading: any thread
+
+    def open(self) -> AbstractContextManager[int]:
+        """Lend the log's descriptor. Raises FileNotFoundError."""
+        return self._files.use(self.log_path)
+
+    def read(self, offset: int, max_bytes: int, size: int, *, cached: bool = False) -> list[Stored]:
+        """Return proved batches, the first one holding `offset`, until they have about `max_bytes`.
+
+        With `cached`, raises BlockingIOError where the disk would be asked. Raises BadBatch if the log is damaged,
+        FileNotFoundError if it has been dropped.
+        """
+        with self._files.use(self.log_path, if_open=cached) as fd:
+            read = reader(fd, cached=cached)
+            try:
+                return self._read(read, offset, max_bytes, size, cached)
+            except (BadBatch, Incomplete) as error:
+                if cached:
+                    raise BlockingIOError from error
+            self.rebuild_index(size)  # proves the whole segment, so what fails now is the log itself
+            return self._read(read, offset, max_bytes, size, cached)
+
+    def first_at(self, time_ms: int, count: int, size: int) -> int:
+        """Return the first of the `count` records here that was appended at `time_ms` or later; raises as read()."""
+        offset = self.base_offset + self.index.first_at(time_ms, count)
+        if not self._is_first_at(offset, time_ms, count, size):
+            self.rebuild_index(size)
+            offset = self.base_offset + self.index.first_at(time_ms, count)
+        return offset
+
+    def rebuild_index(self, size: int) -> None:
+        """Write the index anew from the log. Raises BadBatch, OSError."""
+        with self._files.use(self.log_path) as fd:
+            entries = [index_entries(batch) for batch in walk(reader(fd), 0, size, self.base_offset)]
+        self.index.replace(b"".join(entries))
+
+    def _read(self, read: Read, offset: int, max_bytes: int, size: int, cached: bool) -> list[Stored]:
+        start, first_offset = self._batch_of(read, offset, size, cached)
+        found: list[Stored] = []
+        for batch in walk(read, start, size, first_offset, window=max_bytes + FIRST_LOOK):
+            positions = array("I", batch.positions)
+            found.append(Stored(batch.first_offset, batch.append_ms, bytes(batch.raw), positions))
+            if batch.next_offset > offset and batch.end - start >= max_bytes:
+                break
+        if len(self._starts) > 64:
+            self._starts.clear()
+        self._starts[batch.next_offset] = batch.end
+        return found
+
+    def _batch_of(self, read: Read, offset: int, size: int, cached: bool) -> tuple[int, int]:
+        """Return position and first offset of the batch that holds `offset`, as its seal says."""
+        known = self._starts.get(offset)
+        if known is not None:
+            return known, offset
+        position, _ = self.index.entry(offset - self.base_offset, cached=cached)
+        look = FIRST_LOOK
+        while True:
+            look = min(look, size - position)
+            if look <= 0:
+                raise BadBatch(position, offset, "the index points behind the log")
+            try:
+                back, first_offset = around(memoryview(read(position, look)), offset)
+                return position - back, first_offset
+            except Incomplete:
+                if look == size - position:
+                    raise
+                look *= 4
+
+    def _is_first_at(self, offset: int, time_ms: int, count: int, size: int) -> bool:
+        """Say whether the seals agree with what the index says of a time."""
+        last = self.base_offset + count
+        before = offset == self.base_offset or self._time_of(offset - 1, size) < time_ms
+        return before and (offset == last or self._time_of(offset, size) >= time_ms)
+
+    def _time_of(self, offset: int, size: int) -> int:
+        return next(batch.append_ms for batch in self.read(offset, 1, size) if batch.next_offset > offset)
+
+
+def segment_name(directory: Path, base_offset: int) -> tuple[str, str]:
+    """Return the paths of a segment's log and index."""
+    name = str(directory / f"{base_offset:020}")
+    return name + ".log", name + ".idx"
+
+
+def index_entries(batch: Batch) -> bytes:
+    """Return what the index holds of a batch."""
+    return encode([batch.position + position for position in batch.positions], batch.append_ms)
+
+
+def reader(fd: int, *, cached: bool = False) -> Read:
+    """Return how to read the file; with `cached` it raises BlockingIOError where the disk would be asked."""
+    get = read_cached if cached else read_all
+    return lambda position, length: get(fd, length, position)

@@ -1,0 +1,153 @@
+"""storage.tail: batches in memory, so that readers near the end of a log never touch the disk.
+
+May import: storage.engine, the standard library.
+Never: trio, files, time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from storage.engine import Chunk
+
+
+class Stored(NamedTuple):
+    """One batch as it lies in the log: its frames, then its seal."""
+
+    first_offset: int
+    append_ms: int
+    data: bytes
+    positions: Sequence[int]  # where each frame starts in data
+
+    @property
+    def next_offset(self) -> int:
+        return self.first_offset + len(self.positions)
+
+    @property
+    def cost(self) -> int:
+        """About how much memory it takes: the bytes, the objects, and the positions as a list of integers."""
+        return len(self.data) + 300 + 40 * len(self.positions)
+
+
+def cut(batches: Sequence[Stored], at: int, offset: int, max_bytes: int) -> Chunk:
+    """Return the records from `offset` on, which lies in batches[at], near `max_bytes` but at least one record."""
+    first = batches[at]
+    rest = max_bytes - len(first.data)
+    if offset == first.first_offset and rest >= 0 and (at + 1 == len(batches) or len(batches[at + 1].data) > rest):
+        return Chunk(offset, first.data, first.positions)
+    parts: list[bytes] = []
+    positions: list[int] = []
+    size = 0
+    for index in range(at, len(batches)):
+        start, stop, taken = _fitting(batches[index], max(offset - batches[index].first_offset, 0), max_bytes - size)
+        if parts and len(taken) < len(batches[index].positions):
+            break  # half a batch is only for those who would get nothing else
+        parts.append(batches[index].data[start:stop])
+        shift = size - start
+        positions += [position + shift for position in taken]
+        size += stop - start
+        if size >= max_bytes:
+            break
+    return Chunk(offset, b"".join(parts), positions)
+
+
+def _fitting(batch: Stored, number: int, room: int) -> tuple[int, int, Sequence[int]]:
+    """Return start, end and positions of the records from the number-th on that fit, but at least one."""
+    positions = batch.positions
+    start = positions[number]
+    if len(batch.data) - start <= room:
+        return start, len(batch.data), positions[number:]
+    end = max(bisect_right(positions, start + room, lo=number) - 1, number + 1)
+    stop = positions[end] if end < len(positions) else len(batch.data)
+    return start, stop, positions[number:end]
+
+
+class Tail:
+    """The newest batches of one log, without a gap."""
+
+    def __init__(self) -> None:
+        self._batches: list[Stored] = []
+        self._gone = 0  # entries at the front that were dropped; removed in bulk, since a list gives them up slowly
+
+    def add(self, batch: Stored) -> None:
+        """Take the batch that follows the newest one here."""
+        self._batches.append(batch)
+
+    def drop_oldest(self) -> int:
+        """Forget the oldest batch; returns the memory freed, 0 if there was none."""
+        if self._gone == len(self._batches):
+            return 0
+        batch = self._batches[self._gone]
+        self._gone += 1
+        if self._gone > 32 and self._gone * 2 > len(self._batches):
+            del self._batches[: self._gone]
+            self._gone = 0
+        return batch.cost
+
+    def read(self, offset: int, max_bytes: int) -> Chunk | None:
+        """Return records from `offset` on, if they are here."""
+        at = bisect_right(self._batches, offset, lo=self._gone, key=_first_offset) - 1
+        if at < self._gone or offset >= self._batches[at].next_offset:
+            return None
+        return cut(self._batches, at, offset, max_bytes)
+
+
+def _first_offset(batch: Stored) -> int:
+    return batch.first_offset
+
+
+class Memory:
+    """The bytes that all tails share: the batch that was written first is dropped first, whosever it is."""
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self._used = 0
+        self._order: deque[Tail] = deque()  # a tail stands here once for each batch that it was given
+
+    def keep(self, tail: Tail, batch: Stored) -> None:
+        """Give a batch to a tail and drop what no longer fits."""
+        tail.add(batch)
+        self._order.append(tail)
+        self._used += batch.cost
+        while self._used > self._budget and self._order:
+            self._used -= self._order.popleft().drop_oldest()
+
+    def drop(self, tail: Tail) -> None:
+        """Forget every batch of a tail that gets no more of them."""
+        while freed := tail.drop_oldest():
+            self._used -= freed
+
+
+class LastReads:
+    """What each log last read from disk, so that a batch larger than a read is fetched and proved once."""
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self._used = 0
+        self._reads: OrderedDict[Hashable, list[Stored]] = OrderedDict()
+
+    def keep(self, log: Hashable, batches: list[Stored]) -> None:
+        """Remember consecutive batches in place of the log's last ones."""
+        self.drop(log)
+        self._reads[log] = batches
+        self._used += _cost(batches)
+        while self._used > self._budget and len(self._reads) > 1:
+            self.drop(next(iter(self._reads)))
+
+    def drop(self, log: Hashable) -> None:
+        """Forget what the log last read."""
+        self._used -= _cost(self._reads.pop(log, ()))
+
+    def read(self, log: Hashable, offset: int, max_bytes: int) -> Chunk | None:
+        """Return records from `offset` on, if they are here."""
+        batches = self._reads.get(log)
+        if not batches or not batches[0].first_offset <= offset < batches[-1].next_offset:
+            return None
+        return cut(batches, bisect_right(batches, offset, key=_first_offset) - 1, offset, max_bytes)
+
+
+def _cost(batches: Sequence[Stored]) -> int:
+    return sum([batch.cost for batch in batches])

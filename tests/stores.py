@@ -1,0 +1,135 @@
+"""What the storage tests share: a clock to turn, engines that run, messages in and bodies out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from core.config import StorageSettings
+from core.errors import BrokerError
+from core.frames import MessageType, decode_frame, encode_frame
+from storage.engine import Chunk, PartitionLog, Run, Topic
+from storage.local import LocalEngine
+
+NOON = 1_700_000_000_000
+HOUR = 3_600_000
+
+
+class Clock:
+    """Milliseconds that only move when a test says so."""
+
+    def __init__(self, now: int = NOON) -> None:
+        self.now = now
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def frames(first_offset: int, bodies: Sequence[bytes]) -> list[bytes]:
+    return [encode_frame(MessageType.DATA, first_offset + i, NOON, b"topic=t\0", body) for i, body in enumerate(bodies)]
+
+
+def make_run(first_offset: int, bodies: Sequence[bytes], producer_id: int = 0, first_number: int = 0) -> Run:
+    """The bodies as they come from a connection: stored frames, one after another."""
+    parts = frames(first_offset, bodies)
+    positions = [sum(map(len, parts[:i])) for i in range(len(parts))]
+    return Run(b"".join(parts), positions, first_offset, producer_id, first_number)
+
+
+@asynccontextmanager
+async def running(engine: LocalEngine) -> AsyncIterator[LocalEngine]:
+    """The engine at work; at the end it has finished everything and is closed."""
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.run)
+            yield engine
+            nursery.cancel_scope.cancel()
+    finally:
+        engine.close()
+
+
+def open_engine(directory: Path, clock: Clock | None = None, **settings: Any) -> LocalEngine:
+    return LocalEngine.open(StorageSettings(data_dir=str(directory / "data"), **settings), clock or Clock())
+
+
+@asynccontextmanager
+async def opened(directory: Path, clock: Clock | None = None, **settings: Any) -> AsyncIterator[LocalEngine]:
+    """An engine on `directory`/data with topic t, running."""
+    async with running(open_engine(directory, clock, **settings)) as engine:
+        if "t" not in engine.topics():
+            await engine.create_topic(Topic(topic="t"))
+        yield engine
+
+
+class Receipt:
+    """What became of one run."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[BrokerError | None, int]] = []
+        self.came = trio.Event()
+
+    def __call__(self, error: BrokerError | None, append_ms: int) -> None:
+        self.calls.append((error, append_ms))
+        self.came.set()
+
+    async def wait(self) -> int:
+        """Return the append time. Raises the refusal."""
+        await self.came.wait()
+        error, append_ms = self.calls[0]
+        if error:
+            raise error
+        return append_ms
+
+
+def give(log: PartitionLog, bodies: Sequence[bytes], producer_id: int = 0, first_number: int = 0) -> Receipt:
+    """Append a run without waiting."""
+    receipt = Receipt()
+    log.append(make_run(log.next_offset, bodies, producer_id, first_number), receipt)
+    return receipt
+
+
+async def store(log: PartitionLog, *bodies: bytes, producer_id: int = 0, first_number: int = 0) -> int:
+    """Append a run and wait for it; returns its append time."""
+    return await give(log, bodies, producer_id, first_number).wait()
+
+
+def messages(chunk: Chunk) -> list[tuple[int, bytes]]:
+    """Return (offset, body) of every record, checking that the chunk says what its frames say."""
+    found = []
+    for number, position in enumerate(chunk.positions):
+        frame = decode_frame(chunk.data, position)
+        assert frame.type == MessageType.DATA
+        assert frame.sequence_number == chunk.first_offset + number
+        found.append((frame.sequence_number, frame.body))
+    return found
+
+
+async def everything(log: PartitionLog, max_bytes: int = 1000) -> list[bytes]:
+    """Return the bodies of the whole log, read chunk by chunk."""
+    found: list[tuple[int, bytes]] = []
+    offset = log.first_offset
+    while offset < log.end_offset:
+        chunk = await log.read(offset, max_bytes)
+        assert chunk.first_offset == offset
+        assert chunk.count > 0
+        found += messages(chunk)
+        offset = chunk.next_offset
+    assert [offset for offset, _ in found] == list(range(log.first_offset, log.end_offset))
+    return [body for _, body in found]
+
+
+def partition(directory: Path, topic: str = "t", number: int = 0) -> Path:
+    return directory / "data" / "topics" / topic / str(number)
+
+
+def logs(directory: Path) -> list[Path]:
+    """The .log files of t/0, oldest first."""
+    return sorted(partition(directory).glob("*.log"))
+
+
+def indexes(directory: Path) -> list[Path]:
+    return sorted(partition(directory).glob("*.idx"))

@@ -1,0 +1,149 @@
+"""The examples in docs/PROTOCOL.md are a dialogue with the real session code, byte for byte.
+
+`python tests/test_protocol_document.py` plays it again and writes the examples anew.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import trio
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from core.broker import MessageBroker  # noqa: E402
+from core.config import Settings, StorageSettings  # noqa: E402
+from core.frames import HEAD, Frame, MessageType, decode_frame, encode_frame, frame_length  # noqa: E402
+from core.session import Session  # noqa: E402
+from core.transport import Transport  # noqa: E402
+from storage.local import LocalEngine  # noqa: E402
+
+DOCUMENT = ROOT / "docs" / "PROTOCOL.md"
+BEGIN = "<!-- examples: begin -->\n"
+END = "<!-- examples: end -->\n"
+NOON = 1_767_268_800_000  # 2026-01-01 12:00 UTC, in ms
+T = MessageType
+
+# What the client sends, how many frames it waits for, and what is shown of it.
+Step = tuple[str, list[bytes], int]
+
+BASIC: list[Step] = [
+    ("Make a topic", [encode_frame(T.CREATE_TOPIC, 1, NOON, {"topic": "orders", "partitions": "2"})], 1),
+    ("Publish one message", [encode_frame(T.PUBLISH, 2, NOON, {"topic": "orders", "key": "k1"}, b"hello")], 1),
+    ("A refusal", [encode_frame(T.PUBLISH, 3, NOON, {"topic": "ordres"}, b"hello")], 1),
+    ("A heartbeat and its answer", [encode_frame(T.HEARTBEAT, 4, NOON)], 1),
+    ("A type that nobody knows", [encode_frame(99, 5, NOON)], 1),
+    ("Bytes that are no frame: the answer, and the broker closes", [b"GET / HT"], 1),
+]
+FAST: list[Step] = [
+    (
+        "Hello, asking for idempotent publishing",
+        [encode_frame(T.HELLO, 2**63, NOON, {"protocol": "1", "client_id": "till-1", "producer_id": "new"})],
+        1,
+    ),
+    (
+        "A run of two publishes, one answer",
+        [
+            encode_frame(T.PUBLISH, 1, NOON, {"topic": "orders", "partition": "1"}, b"a"),
+            encode_frame(T.PUBLISH, 2, NOON, {"topic": "orders", "partition": "1"}, b"b"),
+        ],
+        1,
+    ),
+    (
+        "The second one sent again",
+        [encode_frame(T.PUBLISH, 2, NOON, {"topic": "orders", "partition": "1"}, b"b")],
+        1,
+    ),
+    ("A request by name", [encode_frame(T.REQUEST, 2**63 + 1, NOON, {"method": "list_topics"})], 1),
+    ("A second HELLO is refused", [encode_frame(T.HELLO, 2**63 + 2, NOON, {"protocol": "1"})], 1),
+]
+
+
+async def play(broker: MessageBroker, steps: list[Step], *, goodbye: bool) -> str:
+    ours, theirs = socket.socketpair()
+    session = Session(broker, Transport(theirs), "example")
+    stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+    unread, shown = b"", []
+
+    async def receive() -> bytes:
+        nonlocal unread
+        while len(unread) < 4 or len(unread) < frame_length(unread):
+            unread += await stream.receive_some()
+        frame, unread = unread[: frame_length(unread)], unread[frame_length(unread) :]
+        return frame
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(session.run)
+        for title, sent, answers in steps:
+            await stream.send_all(b"".join(sent))
+            received = [await receive() for _ in range(answers)]
+            lines = [show(">", frame) for frame in sent] + [show("<", frame) for frame in received]
+            shown.append(f"**{title}**\n```\n" + "\n".join(lines) + "\n```\n")
+        if goodbye:
+            session.drain()
+            shown.append(f"**The broker shuts down**\n```\n{show('<', await receive())}\n```\n")
+        await stream.aclose()
+    return "\n".join(shown)
+
+
+def show(arrow: str, data: bytes) -> str:
+    """Return a frame as hex, a field a line, with its meaning."""
+    if len(data) < 32:
+        return f"{arrow} {data.hex(' ', 4)}    ({data!r})"
+    frame: Frame = decode_frame(data)
+    names = {kind.value: kind.name for kind in MessageType}
+    total, kind, number, timestamp, length = HEAD.unpack_from(data)
+    body_at = HEAD.size + length
+    lines = [f"{arrow} {total:08x} {kind:08x} {number:016x} {timestamp:016x} {length:08x}   {names.get(kind, kind)}"]
+    at = HEAD.size
+    for name, value in frame.properties.items():
+        size = len(f"{name}={value}".encode()) + 1
+        lines.append(f"  {data[at : at + size].hex()}   {name}={value}")
+        at += size
+    body = f"   {frame.body.decode()}" if frame.body else ""
+    lines.append(f"  {data[body_at : body_at + 4].hex()} {frame.body.hex()}{body}".rstrip())
+    return "\n".join(lines)
+
+
+async def render(directory: str) -> str:
+    settings = Settings(storage=StorageSettings(data_dir=directory))
+    engine = LocalEngine.open(settings.storage, clock=lambda: NOON)
+    try:
+        with mock.patch("time.time_ns", lambda: NOON * 1_000_000), mock.patch("secrets.randbits", lambda bits: 7):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(engine.run)
+                broker = MessageBroker(engine, settings)
+                basic = await play(broker, BASIC, goodbye=False)
+                fast = await play(broker, FAST, goodbye=True)
+                nursery.cancel_scope.cancel()
+    finally:
+        engine.close()
+    return f"### A basic peer\n\n{basic}\n### A fast peer\n\n{fast}"
+
+
+async def test_every_example_is_what_the_code_sends_and_answers(tmp_path):
+    text = DOCUMENT.read_text()
+    examples = text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
+    assert examples == await render(str(tmp_path)), "play it again: python tests/test_protocol_document.py"
+
+
+def test_the_document_names_every_type_and_every_code():
+    from core.errors import Code
+
+    text = DOCUMENT.read_text()
+    for kind in MessageType:
+        assert f"| {kind.value} | {kind.name} |" in text
+    for code in Code:
+        assert f"`{code}`" in text
+
+
+if __name__ == "__main__":
+    whole = DOCUMENT.read_text()
+    with tempfile.TemporaryDirectory() as data:
+        new = trio.run(render, data)
+    DOCUMENT.write_text(whole[: whole.index(BEGIN) + len(BEGIN)] + new + whole[whole.index(END) :])

@@ -1,0 +1,95 @@
+"""The README's commands do what they say when they are pasted, and what it names is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parent.parent
+README = (PROJECT / "README.md").read_text()
+SERVE, PUBLISH, TEST = re.findall(r"^```sh\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+(PYTHON,) = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A directory with the `.venv` that the README's first command makes: the one that runs these tests."""
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    assert (tmp_path / ".venv/bin/qb-server").exists(), "the tests run in an environment that has QB installed"
+    return tmp_path
+
+
+def environment(home: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("QB_")}
+    return kept | {"QB_SERVER_PORT": "0", "QB_DATA_DIR": str(home / "data")}
+
+
+@pytest.fixture
+def port(home: Path) -> Iterator[int]:
+    """The port of a broker started by the last part of the README's first command."""
+    command = SERVE.strip().split(" && ")[-1]
+    with subprocess.Popen(
+        command.split(), cwd=home, env=environment(home), stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            found = re.search(r"listens on \S+:(\d+)", server.stdout.readline())
+            assert found
+            yield int(found[1])
+            server.terminate()
+            assert server.wait(timeout=20) == 0
+        finally:
+            server.kill()
+
+
+def run(command: list[str], home: Path) -> str:
+    done = subprocess.run(command, cwd=home, env=environment(home), capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.process
+def test_the_first_screen_works_when_pasted(home: Path, port: int) -> None:
+    shell = PUBLISH.replace(".venv/bin/qb ", f".venv/bin/qb --port {port} ")
+    assert "orders" in run(["bash", "-euo", "pipefail", "-c", shell], home)
+    python = PYTHON.replace("BrokerClient()", f"BrokerClient(port={port})")
+    assert re.fullmatch(r"[01] \d fsynced\n", run([".venv/bin/python", "-c", python], home))
+    described = run([".venv/bin/qb", "--port", str(port), "--json", "describe-topic", "orders"], home)
+    assert re.search(r'"messages":\s*8\b', described)
+
+
+@pytest.mark.process
+def test_print_config_shows_the_defaults_that_the_readme_gives(home: Path) -> None:
+    done = subprocess.run(
+        [".venv/bin/qb-server", "--print-config"],
+        cwd=home,
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+    )
+    for default in ("127.0.0.1", "9999", "./storage/data", "true"):
+        assert default in done.stdout
+
+
+def test_continuous_integration_installs_and_tests_as_the_readme_says() -> None:
+    script = (PROJECT / ".ci/run").read_text()
+    *install, pytest_command = TEST.strip().split(" && ")
+    assert pytest_command == ".venv/bin/python -m pytest"
+    assert [line for line in README.splitlines() if "-m pytest" in line] == [TEST.strip()]
+    assert "grep -m1 -- '-m pytest' README.md" in script
+    assert set(install) <= set(script.splitlines())
+    assert SERVE.strip().split(" && ")[:-1] == [part.replace("'.[test]'", ".") for part in install]
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/ARCHITECTURE.md"])
+def test_every_link_of_the_front_page_documents_leads_somewhere(document: str) -> None:
+    path = PROJECT / document
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", path.read_text()) if "://" not in link]
+    assert links
+    assert [link for link in links if not (path.parent / link).exists()] == []

@@ -1,0 +1,140 @@
+"""One .log/.idx pair, without an engine round it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from stores import NOON, make_run
+
+from storage.batches import BadBatch
+from storage.commit import Commit, Committed
+from storage.files import OpenFiles
+from storage.index import ENTRY, IndexFile, encode
+from storage.segment import Segment
+
+
+@pytest.fixture
+def files() -> OpenFiles:
+    return OpenFiles(capacity=4)
+
+
+def fill(files: OpenFiles, directory: Path, batches: list[list[bytes]], base: int = 100) -> Segment:
+    """A segment with these batches, one a second."""
+    segment = Segment.create(files, directory, base, NOON, ())
+    for number, bodies in enumerate(batches):
+        run = make_run(segment.next_offset, bodies)
+        commit = Commit("t/0", files, segment, [run], NOON + 1000 * number, sync=True, remembered=None)
+        result = commit.carry_out()
+        assert isinstance(result, Committed)
+        segment.extend(result.size, result.batch.next_offset, result.batch.append_ms)
+    return segment
+
+
+BATCHES = [[b"a", b"bb"], [b"c" * 500], [b"d", b"e" * 90, b"f"]]
+
+
+@pytest.mark.parametrize("max_bytes", [1, 100, 700, 5000])
+def test_a_read_returns_whole_batches_from_the_one_that_holds_the_offset(
+    files: OpenFiles, tmp_path: Path, max_bytes: int
+) -> None:
+    segment = fill(files, tmp_path, BATCHES)
+    firsts = [100, 100, 102, 103, 103, 103]
+    for offset, first in enumerate(firsts, 100):
+        found = segment.read(offset, max_bytes, segment.size)
+        assert found[0].first_offset == first
+        assert [batch.first_offset for batch in found[1:]] == [batch.next_offset for batch in found[:-1]]
+
+
+def test_a_reader_in_the_event_loop_is_told_when_the_file_would_have_to_be_opened(
+    files: OpenFiles, tmp_path: Path
+) -> None:
+    segment = fill(files, tmp_path, BATCHES)
+    files.forget(segment.log_path)
+    with pytest.raises(BlockingIOError):
+        segment.read(100, 100, segment.size, cached=True)
+
+
+def test_a_wrong_index_is_rebuilt_when_a_read_meets_it(files: OpenFiles, tmp_path: Path) -> None:
+    segment = fill(files, tmp_path, BATCHES)
+    good = Path(segment.index_path).read_bytes()
+    for bad in (b"\0" * len(good), b"\xff" * len(good), good[16:] + good[:16], good[:20], b""):
+        Path(segment.index_path).write_bytes(bad)
+        (last,) = segment.read(104, 1, segment.size)
+        assert last.first_offset == 103
+        assert Path(segment.index_path).read_bytes() == good
+
+
+def test_a_deleted_index_is_rebuilt_when_a_read_meets_it(files: OpenFiles, tmp_path: Path) -> None:
+    segment = fill(files, tmp_path, BATCHES)
+    good = Path(segment.index_path).read_bytes()
+    files.close()
+    Path(segment.index_path).unlink()
+    assert segment.read(104, 1, segment.size)[0].first_offset == 103
+    assert Path(segment.index_path).read_bytes() == good
+
+
+def test_every_read_proves_what_it_returns(files: OpenFiles, tmp_path: Path) -> None:
+    segment = fill(files, tmp_path, BATCHES)
+    segment.read(102, 1, segment.size)
+    log = bytearray(Path(segment.log_path).read_bytes())
+    log[log.index(b"ccc")] ^= 1
+    Path(segment.log_path).write_bytes(log)
+    with pytest.raises(BadBatch):
+        segment.read(102, 1, segment.size)
+
+
+def test_a_time_leads_to_the_first_record_of_that_time_or_later(files: OpenFiles, tmp_path: Path) -> None:
+    segment = fill(files, tmp_path, BATCHES)
+    for time_ms, offset in [(0, 100), (NOON, 100), (NOON + 1, 102), (NOON + 1000, 102), (NOON + 2000, 103)]:
+        assert segment.first_at(time_ms, segment.count, segment.size) == offset
+    assert segment.first_at(NOON + 2001, segment.count, segment.size) == segment.next_offset
+
+
+def test_a_time_is_not_believed_from_the_index_alone(files: OpenFiles, tmp_path: Path) -> None:
+    segment = fill(files, tmp_path, BATCHES)
+    index = Path(segment.index_path)
+    times = [entry[0] for entry in ENTRY.iter_unpack(index.read_bytes())]
+    index.write_bytes(encode(times, 5))
+    assert segment.first_at(NOON + 1000, segment.count, segment.size) == 102
+
+
+def test_index_entries_are_position_and_time_of_each_record() -> None:
+    assert list(ENTRY.iter_unpack(encode([0, 145, 290], NOON))) == [(0, NOON), (145, NOON), (290, NOON)]
+    assert encode([], NOON) == b""
+
+
+def test_entries_that_the_disk_does_not_take_are_kept_and_written_later(
+    files: OpenFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.idx"
+    path.touch()
+    index = IndexFile(files, str(path))
+    index.append(encode([1], NOON))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        index.append(encode([2], NOON))
+    assert [index.entry(number) for number in range(3)] == [(1, NOON), (2, NOON), (0, 0)]
+    index.append(encode([3], NOON))
+    assert path.read_bytes() == encode([1, 2, 3], NOON)
+
+
+def test_few_files_stay_open_and_one_in_use_stays_valid(tmp_path: Path) -> None:
+    files = OpenFiles(capacity=2)
+    paths = [tmp_path / str(number) for number in range(20)]
+    for path in paths:
+        path.write_bytes(path.name.encode())
+    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    with files.use(str(paths[0])) as held:
+        for path in paths:
+            with files.use(str(path)) as fd:
+                assert os.pread(fd, 9, 0) == path.name.encode()
+        files.forget(str(paths[0]))
+        paths[0].unlink()
+        assert os.pread(held, 9, 0) == b"0"
+    if before:
+        assert len(os.listdir("/proc/self/fd")) <= before + 2
+    files.close()
+    with pytest.raises(OSError):
+        os.fstat(held)
