@@ -86,7 +86,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 def _add_command(nested: dict[str, Any], program: str, command: Command) -> None:
     group, _, name = command.name.rpartition(" ")
     if group not in nested:
-        nested[group] = nested[""].add_parser(group).add_subparsers(metavar="COMMAND", required=True)
+        of_group = nested[""].add_parser(group)
+        _add_common(of_group)
+        nested[group] = of_group.add_subparsers(metavar="COMMAND", required=True)
     example = f"example:\n  {program} {command.example}"
     parser = nested[group].add_parser(name, help=command.help, description=command.help, epilog=example)
     command.arguments(parser)

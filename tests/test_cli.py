@@ -385,6 +385,8 @@ def test_the_flags_for_every_command_work_before_and_after_it(offline: Run, shar
         done = offline(*argv)
         assert done.code == 0, done.err
         assert json.loads(done.out)["address"] == f"127.0.0.1:{port}"
+    in_the_middle = offline("bench", "--port", port, "--json", "publish", "--count", "1")
+    assert json.loads(in_the_middle.out)["count"] == 1
 
 
 @pytest.mark.parametrize(
