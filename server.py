@@ -46,6 +46,7 @@ async def serve(
     peers = Peers(broker)
     async with trio.open_nursery() as keepers:  # outlive all peers
         keepers.start_soon(engine.run)
+        keepers.start_soon(broker.subscriptions.deliveries.run)
         async with trio.open_nursery() as sessions:  # given grace to finish
             async with trio.open_nursery() as doors:  # shut first
                 doors.start_soon(peers.keep_alive)

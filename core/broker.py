@@ -1,7 +1,7 @@
 """core.broker: what can be asked of the broker, whichever door it comes through.
 
-May import: core.config, core.errors, core.frames, core.names, core.producers, core.reading, core.replies, core.version,
-    storage.engine, msgspec, trio, the standard library.
+May import: core.config, core.errors, core.frames, core.manager, core.names, core.producers, core.reading, core.replies,
+    core.version, storage.engine, msgspec, trio, the standard library.
 Never: sockets, connections, files.
 """
 
@@ -21,10 +21,12 @@ from core.errors import (
     MessageTooLarge,
     ShuttingDown,
     TopicExists,
+    TopicInUse,
     UnknownPartition,
     UnknownTopic,
 )
 from core.frames import MAX_PROPERTIES, RESERVED, MessageType, encode_frame, encode_properties
+from core.manager import SubscriptionManager
 from core.names import check_name
 from core.producers import Producers
 from core.reading import Limits, fetch
@@ -50,6 +52,7 @@ class MessageBroker:
         self.engine = engine
         self.settings = settings
         self.producers = Producers()
+        self.subscriptions = SubscriptionManager(engine, self._store_dead_letter)
         self.connections = 0
         self.draining = False
         self._started = trio.current_time()
@@ -90,6 +93,10 @@ class MessageBroker:
     async def delete_topic(self, topic: str, if_unused: bool = False) -> dict[str, Any]:
         """Remove a topic and everything in it. Raises UnknownTopic, TopicInUse."""
         self.topic(topic)
+        used_by = self.subscriptions.on_topic(topic)
+        if if_unused and used_by:
+            raise TopicInUse(f"topic {topic!r} has subscriptions: {', '.join(sorted(live.name for live in used_by))}")
+        await self.subscriptions.topic_deleted(topic)
         await self.engine.delete_topic(topic)
         self._turns.pop(topic, None)
         return {}
@@ -176,6 +183,16 @@ class MessageBroker:
             timestamp=append_ms,
             durability=self.engine.durability,
         )
+
+    async def _store_dead_letter(
+        self, topic: str, body: bytes, partition: int, key: str | None, properties: Mapping[str, str]
+    ) -> Receipt:
+        if topic not in self.engine.topics():
+            try:
+                await self.create_topic(topic)
+            except TopicExists:
+                pass
+        return await self.publish(topic, body, partition=partition, key=key, properties=properties)
 
     def _properties(
         self, topic: str, partition: int | None, key: str | None, properties: Mapping[str, str] | None, body: bytes

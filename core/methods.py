@@ -1,6 +1,6 @@
 """core.methods: the broker's methods by name, with their arguments checked.
 
-May import: core.broker, core.errors, msgspec, the standard library.
+May import: core.broker, core.errors, core.manager, msgspec, the standard library.
 Never: trio, socket, storage.
 
 One row a method. The binary door calls them with REQUEST frames; the other doors call the same rows.
@@ -15,6 +15,7 @@ import msgspec
 
 from core.broker import MessageBroker
 from core.errors import BadRequest
+from core.manager import SubscriptionManager
 
 
 class Arguments(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -24,7 +25,7 @@ class Arguments(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return {name: getattr(self, name) for name in self.__struct_fields__}
 
 
-A = TypeVar("A", bound=Arguments)
+A = TypeVar("A", bound=msgspec.Struct)
 
 
 class NoArguments(Arguments):
@@ -65,11 +66,66 @@ class Fetch(Arguments):
     min_bytes: Annotated[int, msgspec.Meta(ge=0, le=16 << 20)] = 1
 
 
+class CreateSubscription(Arguments):
+    subscription_id: str
+    topic: str
+    start_offset: int | str = 0
+    options: dict[str, Any] | None = None
+
+
+class ListSubscriptions(Arguments):
+    topic: str | None = None
+
+
+class NameSubscription(Arguments):
+    subscription_id: str
+
+
+class Subscribe(Arguments):
+    """The properties of a SUBSCRIBE frame."""
+
+    subscription_id: str
+    window: int | None = None
+    announces: bool = False
+
+
+class Seek(Arguments):
+    subscription_id: str
+    to: int | str
+    partition: int | None = None
+
+
+class Fork(Arguments):
+    subscription_id: str
+    new_id: str
+
+
+class Explain(Arguments):
+    subscription_id: str
+    offset: int
+    partition: int = 0
+
+
+class ListDeadLetters(Arguments):
+    subscription_id: str
+    max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100
+
+
+class ChooseDeadLetters(Arguments):
+    subscription_id: str
+    numbers: list[int] | None = None
+
+
 class Method(NamedTuple):
     """A method's arguments, and what carries it out."""
 
     arguments: type[Arguments]
     call: Callable[..., Awaitable[Any]]
+
+
+def _managed(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Return a method of the subscription manager as one of the broker."""
+    return lambda broker, **arguments: call(broker.subscriptions, **arguments)
 
 
 METHODS: dict[str, Method] = {
@@ -78,6 +134,18 @@ METHODS: dict[str, Method] = {
     "list_topics": Method(NoArguments, MessageBroker.list_topics),
     "describe_topic": Method(NameTopic, MessageBroker.describe_topic),
     "offsets": Method(Offsets, MessageBroker.offsets),
+    "create_subscription": Method(CreateSubscription, _managed(SubscriptionManager.create)),
+    "delete_subscription": Method(NameSubscription, _managed(SubscriptionManager.delete)),
+    "list_subscriptions": Method(ListSubscriptions, _managed(SubscriptionManager.list_all)),
+    "describe_subscription": Method(NameSubscription, _managed(SubscriptionManager.describe)),
+    "seek": Method(Seek, _managed(SubscriptionManager.seek)),
+    "pause": Method(NameSubscription, _managed(SubscriptionManager.pause)),
+    "resume": Method(NameSubscription, _managed(SubscriptionManager.resume)),
+    "fork": Method(Fork, _managed(SubscriptionManager.fork)),
+    "explain": Method(Explain, _managed(SubscriptionManager.explain)),
+    "dead_letters": Method(ListDeadLetters, _managed(SubscriptionManager.dead_letters)),
+    "retry_dead_letters": Method(ChooseDeadLetters, _managed(SubscriptionManager.retry_dead_letters)),
+    "purge_dead_letters": Method(ChooseDeadLetters, _managed(SubscriptionManager.purge_dead_letters)),
     "server_info": Method(NoArguments, MessageBroker.server_info),
 }
 

@@ -49,6 +49,7 @@ async def fetch(log: PartitionLog, offset: int, limits: Limits) -> Chunk:
     with trio.move_on_after(limits.max_wait):
         await _wait_for(log, offset, limits)
     if offset >= log.end_offset:
+        await log.read(log.end_offset, 1)  # raises if the log is damaged: then its end means nothing
         return Chunk(offset, b"", ())
     return first_messages(await log.read(offset, limits.max_bytes), limits.max_messages)
 

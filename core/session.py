@@ -1,7 +1,8 @@
 """core.session: the binary door: one peer's frames carried to the broker, and the answers carried back.
 
 May import: core.broker, core.connection, core.errors, core.frames, core.methods, core.publishing, core.reading,
-    core.replies, core.transport, core.version, trio, the standard library.
+    core.replies, core.subscribing, core.subscriptions.options, core.transport, core.version, msgspec, trio,
+    the standard library.
 Never: files, settings from the environment.
 """
 
@@ -10,16 +11,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import trio
 
 from core.broker import MessageBroker
 from core.connection import Publishes, Refused, ServerConnection
 from core.errors import REPLIES, BadRequest, BrokerError, Internal
 from core.frames import PROBE, Frame, MessageType, encode_frame
-from core.methods import CreateTopic, Fetch, arguments_from_text, call
+from core.methods import CreateSubscription, CreateTopic, Fetch, Subscribe, arguments_from_text, call
 from core.publishing import Publishing
 from core.reading import Limits
 from core.replies import now_ms, refusal, success
+from core.subscribing import Subscribing
+from core.subscriptions.options import Options
 from core.transport import Transport
 from core.version import __version__
 
@@ -38,6 +42,8 @@ class Session:
         self._transport = transport
         self._connection = ServerConnection(broker.settings.server.max_message_size)
         self._publishing = Publishing(broker, self._connection, transport.send)
+        self._subscribing = Subscribing(broker.subscriptions, transport)
+        transport.has_emptied = self._subscribing.has_room
         self._first = True  # is its next frame its first?
         self._fetches = 0  # that may be waiting for messages
         self._reading = trio.CancelScope()
@@ -57,6 +63,7 @@ class Session:
                     await self._finish()
                     nursery.cancel_scope.cancel()
         finally:
+            self._subscribing.leave_all(died=not self._reading.cancel_called)
             self._transport.close()
 
     async def _read(self, answers: trio.Nursery) -> None:
@@ -151,7 +158,7 @@ class Session:
         wanted = frame.properties.get("producer_id")
         if wanted is not None:
             answer["producer_id"] = self._publishing.continue_as(wanted)
-        self._publishing.acks_in_runs = True
+        self._publishing.acks_in_runs = self._subscribing.fast = True
         self._introduce(frame)
         return success(frame, answer)
 
@@ -168,6 +175,34 @@ class Session:
         self._introduce(frame)
         topic = await self._broker.create_topic(**arguments_from_text(CreateTopic, frame.properties).as_keywords())
         return success(frame, {"topic": topic.topic, "partitions": str(topic.partitions)})
+
+    async def _create_subscription(self, frame: Frame) -> bytes:
+        wanted = arguments_from_text(CreateSubscription, frame.properties)
+        given = {name: frame.properties[name] for name in Options.__struct_fields__ if name in frame.properties}
+        options = msgspec.to_builtins(arguments_from_text(Options, given))
+        made = await self._broker.subscriptions.create(
+            wanted.subscription_id, wanted.topic, wanted.start_offset, options
+        )
+        return success(frame, {"subscription_id": made["subscription_id"], "topic": made["topic"]})
+
+    async def _delete_subscription(self, frame: Frame) -> bytes:
+        await self._broker.subscriptions.delete(frame.properties.get("subscription_id", ""))
+        return success(frame)
+
+    async def _subscribe(self, frame: Frame) -> bytes:
+        self._introduce(frame)
+        wanted = arguments_from_text(Subscribe, frame.properties)
+        return success(
+            frame, self._subscribing.join(wanted.subscription_id, self.name, wanted.window, wanted.announces)
+        )
+
+    async def _unsubscribe(self, frame: Frame) -> bytes:
+        self._subscribing.leave(frame.properties.get("subscription_id", ""))
+        return success(frame)
+
+    async def _settle(self, frame: Frame) -> bytes:
+        self._subscribing.settle(frame)
+        return b""
 
     async def _fetch(self, frame: Frame) -> bytes:
         wanted = arguments_from_text(Fetch, frame.properties)
@@ -189,4 +224,9 @@ HANDLERS: dict[int, Callable[[Session, Frame], Awaitable[bytes]]] = {
     MessageType.REQUEST: Session._request,
     MessageType.CREATE_TOPIC: Session._create_topic,
     MessageType.FETCH: Session._fetch,
+    MessageType.CREATE_SUBSCRIPTION: Session._create_subscription,
+    MessageType.DELETE_SUBSCRIPTION: Session._delete_subscription,
+    MessageType.SUBSCRIBE: Session._subscribe,
+    MessageType.UNSUBSCRIBE: Session._unsubscribe,
+    MessageType.SETTLE: Session._settle,
 }

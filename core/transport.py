@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import socket
 from collections import deque
+from collections.abc import Callable
 
 import trio
 
@@ -29,6 +30,7 @@ class Transport:
         self._changed = trio.Event()  # something was queued, or the queue has emptied
         self.queued = 0  # bytes that wait for the peer to read
         self.progress_at = trio.current_time()  # when the peer last took queued bytes
+        self.has_emptied: Callable[[], None] | None = None  # called when nothing is queued any more
         self.gone = False
 
     async def receive(self) -> bytes:
@@ -97,6 +99,8 @@ class Transport:
                 return
             self._queue.popleft()
         self._change()
+        if self.has_emptied is not None:
+            self.has_emptied()
 
     async def wait_for_room(self, limit: int) -> None:
         """Return when at most `limit` bytes are queued, or the peer has gone."""

@@ -12,6 +12,18 @@ import trio
 from core.frames import Frame, MessageType, decode_frame, encode_frame, frame_length
 
 
+def stored_messages(stored: bytes) -> list[Frame]:
+    """Return the messages among stored frames, without their seals."""
+    found, at = [], 0
+    while at < len(stored):
+        frame = decode_frame(stored, at)
+        assert frame.type in (MessageType.DATA, MessageType.SEAL)
+        if frame.type == MessageType.DATA:
+            found.append(frame)
+        at += frame_length(stored, at)
+    return found
+
+
 class Peer:
     """One connection to a broker, byte by byte under the test's control."""
 
@@ -35,7 +47,7 @@ class Peer:
         """Return the next frame, or None when the broker has closed the connection."""
         while len(self._unread) < 4 or len(self._unread) < frame_length(self._unread):
             try:
-                data = self.socket.recv(65_536)
+                data = self.socket.recv(262_144)
             except ConnectionResetError:
                 return None
             if not data:
@@ -62,6 +74,38 @@ class Peer:
 
     def publish(self, topic: str, body: bytes, number: int = 1, **properties: str) -> Frame:
         return self.ask(MessageType.PUBLISH, number, body, topic=topic, **properties)
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        """Return what a method answers; a refusal fails the test."""
+        answer = self.ask(MessageType.REQUEST, 2**63 + 2, msgspec.json.encode(arguments), method=method)
+        assert answer.properties["status"] == "success", answer.properties
+        return msgspec.json.decode(answer.body)
+
+    def fetch(self, topic: str, offset: int = -2, partition: int = 0, **properties: str) -> Frame:
+        """Return the answer to a FETCH."""
+        properties |= {"topic": topic, "partition": str(partition), "offset": str(offset)}
+        return self.ask(MessageType.FETCH, 2**63 + 3, **properties)
+
+    def messages(self, topic: str, partition: int = 0) -> list[Frame]:
+        """Return every stored message of a partition, from the earliest to the end; their offsets must be dense."""
+        found: list[Frame] = []
+        offset = -2
+        while True:
+            answer = self.fetch(topic, offset, partition, max_messages="100000")
+            assert answer.properties["status"] == "success", answer.properties
+            got = stored_messages(answer.body)
+            assert len(got) == int(answer.properties["count"])
+            if not got:
+                return found
+            first = int(answer.properties["offset"])
+            assert [message.sequence_number for message in got] == list(range(first, first + len(got)))
+            assert offset in (-2, first)
+            found += got
+            offset = first + len(got)
+
+    def bodies(self, topic: str, partition: int = 0) -> list[bytes]:
+        """Return the bodies of every stored message of a partition."""
+        return [message.body for message in self.messages(topic, partition)]
 
     def abort(self) -> None:
         """Vanish: the other side gets a reset."""

@@ -63,7 +63,7 @@ def welcomed(conversation: Conversation, producer_id: int = 7) -> Conversation:
     return conversation
 
 
-def split(data: bytes | memoryview) -> list[tuple[int, bytes]]:
+def split(data: bytes) -> list[tuple[int, bytes]]:
     """Return (number, body) of each frame."""
     found, position = [], 0
     while position < len(data):
@@ -238,6 +238,15 @@ def test_what_is_not_answered_is_sent_again_byte_for_byte_and_in_order() -> None
     again = conversation.unanswered()
     assert b"".join(again) == first.data[-len(FORM.frames(3, [b"ccc"])) :] + second.data
     assert split(b"".join(again)) == [(3, b"ccc"), (4, b"dddd")]
+
+
+def test_a_refused_publish_is_not_sent_again_with_its_neighbours() -> None:
+    conversation = welcomed(Conversation())
+    conversation.publish(FORM, [b"a", b"b", b"c", b"d"])
+    events(conversation, refused(2, "DISK_FULL") + stored(4))
+    conversation.lost()
+    welcomed(conversation)
+    assert split(b"".join(conversation.unanswered())) == [(1, b"a"), (3, b"c")]
 
 
 def test_an_answer_repeated_after_a_reconnect_changes_nothing() -> None:

@@ -1,0 +1,282 @@
+"""core.deliveries: carries out what subscriptions decide: reads the messages, pushes them, keeps the cursors.
+
+May import: core.errors, core.outlets, core.slices, core.subscriptions.alarms, core.subscriptions.decisions,
+    core.subscriptions.options, core.subscriptions.snapshot, core.subscriptions.subscription, storage.engine, msgspec,
+    trio, the standard library.
+Never: sockets, files.
+
+One task waits for all subscriptions together; one that has something to do gets a round of its own, never two at once.
+An idle subscription costs its state and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+
+import msgspec
+import trio
+
+from core.errors import BrokerError, OffsetOutOfRange
+from core.outlets import Delivery, Outlet
+from core.slices import READ_BYTES, collect, keys_of
+from core.subscriptions.alarms import NEVER, Alarms
+from core.subscriptions.decisions import DeadLetter, Decision, Deliver
+from core.subscriptions.options import Mode
+from core.subscriptions.snapshot import Snapshot
+from core.subscriptions.subscription import Subscription
+from storage.engine import Chunk, Metadata, PartitionLog
+
+log = logging.getLogger("qb.deliveries")
+
+PERSIST_EVERY = 0.1  # seconds by which a cursor on disk may lag behind
+FAULT_RETRY = 1.0  # seconds until a subscription that stands still is tried again
+
+
+class Live:
+    """A subscription in service: its state, its logs, and where its subscribers are reached."""
+
+    def __init__(
+        self, name: str, topic: str, created_ms: int, subscription: Subscription, logs: Mapping[int, PartitionLog]
+    ) -> None:
+        self.name = name
+        self.topic = topic
+        self.created_ms = created_ms
+        self.subscription = subscription
+        self.logs = dict(logs)
+        self.outlets: dict[str, Outlet] = {}
+        self.fault: str | None = None  # why it cannot be served at all
+        self.gone = False
+        self.due = NEVER  # when its state wants to be asked again; set by Alarms
+        self.serving = False
+        self.again = False  # something happened while it was being served
+        self.unwatch: list[Callable[[], None]] = []
+
+    @property
+    def key(self) -> str:
+        """Where the metadata keeps it."""
+        return f"subscription/{self.name}"
+
+    def ends(self) -> dict[int, int]:
+        """Return the visible end of each partition."""
+        return {partition: log.end_offset for partition, log in self.logs.items()}
+
+    def saved(self) -> dict[str, object]:
+        """Return what the metadata keeps; the state counts as saved from now on."""
+        snapshot: Snapshot = self.subscription.snapshot()
+        return {"topic": self.topic, "created_ms": self.created_ms, "snapshot": msgspec.to_builtins(snapshot)}
+
+
+# Publishes a dead letter, given the stored frame that it is about; returns when it is durable.
+Bury = Callable[[Live, DeadLetter, bytes], Awaitable[None]]
+
+
+class Deliveries:
+    """All subscriptions in service."""
+
+    def __init__(self, metadata: Metadata, bury: Bury) -> None:
+        self._metadata = metadata
+        self._bury = bury
+        self._lives: dict[str, Live] = {}
+        self._ready: dict[Live, None] = {}  # in the order in which something happened to them
+        self._dirty: dict[Live, None] = {}  # their saved state is out of date
+        self._alarms: Alarms[Live] = Alarms()
+        self._wake = trio.Event()
+        self._some_dirty = trio.Event()
+
+    def __iter__(self) -> Iterator[Live]:
+        return iter(list(self._lives.values()))
+
+    def get(self, name: str) -> Live | None:
+        """Return a subscription in service."""
+        return self._lives.get(name)
+
+    # Coming and going
+
+    def add(self, live: Live) -> None:
+        """Put a subscription into service."""
+        self._lives[live.name] = live
+        for each in live.logs.values():
+            live.unwatch.append(each.watch(lambda: self._log_moved(live)))
+        self.touch(live)
+
+    def remove(self, live: Live, reason: str) -> None:
+        """Take a subscription out of service and tell whoever had joined it."""
+        live.gone = True
+        for gone_from in (self._ready, self._dirty):
+            gone_from.pop(live, None)
+        del self._lives[live.name]
+        for unwatch in live.unwatch:
+            unwatch()
+        for outlet in list(live.outlets.values()):
+            outlet.removed(live.name, reason)
+        live.outlets.clear()
+
+    def join(self, live: Live, outlet: Outlet, window: int | None, announces: bool) -> None:
+        """Let a subscriber take part. Raises SubscriptionBusy, BadRequest."""
+        live.subscription.join(outlet.name, window, announces)
+        live.outlets[outlet.name] = outlet
+        self.touch(live)
+
+    def leave(self, live: Live, outlet: Outlet, *, died: bool) -> None:
+        """A subscriber goes, in good order or not; what it had goes to the others."""
+        if live.outlets.pop(outlet.name, None) is None:
+            return
+        if died:
+            live.subscription.died(outlet.name, trio.current_time())
+        else:
+            live.subscription.leave(outlet.name)
+        self.touch(live)
+
+    def _log_moved(self, live: Live) -> None:
+        if live.outlets:
+            self.touch(live)
+
+    # Serving
+
+    def touch(self, live: Live) -> None:
+        """Something happened to this subscription: see what it decides."""
+        if live.serving:
+            live.again = True
+        elif not live.gone:
+            self._ready[live] = None
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Serve all subscriptions until cancelled; then make their cursors durable."""
+        try:
+            async with trio.open_nursery() as rounds:
+                rounds.start_soon(self._persist_forever)
+                while True:
+                    for live in self._ready:
+                        live.serving = True
+                        rounds.start_soon(self._serve, live)
+                    self._ready.clear()
+                    await self._wait()
+        finally:
+            self._persist()
+            with trio.CancelScope(shield=True):
+                await self._metadata.flush()
+
+    async def _wait(self) -> None:
+        """Return when something has happened to a subscription, or is due."""
+        with trio.move_on_at(self._alarms.first()):
+            await self._wake.wait()
+        self._wake = trio.Event()
+        for live in self._alarms.pop_due(trio.current_time()):
+            self.touch(live)
+
+    async def _serve(self, live: Live) -> None:
+        """Do what the subscription decides until it decides nothing more."""
+        live.again = True
+        try:
+            while live.again and not live.gone:
+                live.again = False
+                await self._round(live)
+            live.fault = None
+        except BrokerError as error:  # its log cannot be read, or its state cannot be kept
+            if live.fault is None:
+                log.error("subscription %s stands still: %s", live.name, error)
+            live.fault = str(error)
+            self._set_alarm(live, trio.current_time() + FAULT_RETRY)
+        finally:
+            live.serving = False
+
+    async def _round(self, live: Live) -> None:
+        subscription = live.subscription
+        for outlet in live.outlets.values():
+            subscription.block(outlet.name, outlet.full)
+        chunks = await self._offer(live) if live.outlets else {}
+        decisions = subscription.decide(trio.current_time())
+        if any(isinstance(decision, DeadLetter) or decision.attempt > 1 for decision in decisions):
+            await self._metadata.put(live.key, live.saved())
+        for decision in decisions:
+            await self._carry_out(live, decision, chunks)
+        if decisions:
+            live.again = True
+        self._note_changes(live)
+
+    async def _offer(self, live: Live) -> dict[int, Chunk]:
+        """Read what could go out and tell the subscription that it is there."""
+        chunks: dict[int, Chunk] = {}
+        for partition, each in live.logs.items():
+            wanted = live.subscription.wanted(partition)
+            if wanted and wanted.start < each.first_offset:
+                live.subscription.advance(partition, each.first_offset)
+                wanted = live.subscription.wanted(partition)
+            if not wanted or wanted.start >= each.end_offset:
+                continue
+            chunk = each.read_recent(wanted.start, READ_BYTES) or await each.read(wanted.start, READ_BYTES)
+            chunks[partition] = chunk
+            usable = min(len(chunk.positions), len(wanted))
+            if live.subscription.options.mode is Mode.KEY_SHARED:
+                live.subscription.offer_keys(partition, chunk.first_offset, keys_of(chunk)[:usable])
+            else:
+                live.subscription.offer(partition, chunk.first_offset, usable)
+        return chunks
+
+    async def _carry_out(self, live: Live, decision: Decision, chunks: dict[int, Chunk]) -> None:
+        chunk = chunks.get(decision.partition)
+        if isinstance(decision, Deliver):
+            await self._push(live, decision, chunk)
+        else:
+            await self._dead_letter(live, decision, chunk)
+
+    async def _push(self, live: Live, deliver: Deliver, chunk: Chunk | None) -> None:
+        each = live.logs[deliver.partition]
+        runs = [run for run in deliver.runs if run[-1] >= each.first_offset]
+        try:
+            frames = await collect(each, runs, chunk)
+        except OffsetOutOfRange:  # retention was faster: what is gone is skipped, the rest comes when its lease ends
+            live.subscription.advance(deliver.partition, each.first_offset)
+            return
+        outlet = live.outlets.get(deliver.subscriber)
+        if outlet is None or not runs:
+            return
+        size = sum(map(len, runs))
+        outlet.deliver(Delivery(live.name, live.topic, deliver.partition, deliver.attempt, size, frames))
+        if outlet.settles_at_once:
+            live.subscription.ack(outlet.name, deliver.partition, runs, trio.current_time())
+
+    async def _dead_letter(self, live: Live, letter: DeadLetter, chunk: Chunk | None) -> None:
+        now = trio.current_time()
+        try:
+            frame = await collect(live.logs[letter.partition], [range(letter.offset, letter.offset + 1)], chunk)
+            await self._bury(live, letter, frame)
+        except OffsetOutOfRange:
+            live.subscription.advance(letter.partition, live.logs[letter.partition].first_offset)
+        except BrokerError as error:
+            log.warning("dead letter %s %d/%d: %s", live.name, letter.partition, letter.offset, error)
+            live.subscription.dead_letter_failed(letter.partition, letter.offset, now)
+        else:
+            live.subscription.dead_lettered(letter.partition, letter.offset, now)
+
+    # Keeping
+
+    def _note_changes(self, live: Live) -> None:
+        """Remember when to look at it again, and that its saved state is out of date."""
+        wakeup = live.subscription.next_wakeup(trio.current_time())
+        if wakeup is None:
+            live.due = NEVER
+        elif wakeup != live.due:
+            self._set_alarm(live, wakeup)
+        if live.subscription.dirty and not live.gone:
+            self._dirty[live] = None
+            self._some_dirty.set()
+
+    def _set_alarm(self, live: Live, when: float) -> None:
+        if when < self._alarms.first():
+            self._wake.set()
+        self._alarms.set(live, when)
+
+    async def _persist_forever(self) -> None:
+        while True:
+            await self._some_dirty.wait()
+            await trio.sleep(PERSIST_EVERY)
+            self._some_dirty = trio.Event()
+            self._persist()
+
+    def _persist(self) -> None:
+        for live in self._dirty:
+            self._metadata.put_soon(live.key, live.saved())
+        self._dirty.clear()

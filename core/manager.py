@@ -1,0 +1,260 @@
+"""core.manager: making, changing, explaining and removing subscriptions.
+
+May import: core.dead_letters, core.deliveries, core.errors, core.names, core.positions, core.replies,
+    core.subscriptions.decisions, core.subscriptions.options, core.subscriptions.snapshot,
+    core.subscriptions.subscription, storage.engine, msgspec, trio, the standard library.
+Never: sockets, files.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+import trio
+
+from core.dead_letters import DeadLetters, Letter, properties_of
+from core.deliveries import Deliveries, Live
+from core.errors import BadRequest, SubscriptionExists, UnknownSubscription, UnknownTopic
+from core.names import check_name
+from core.positions import resolve
+from core.replies import now_ms
+from core.subscriptions.decisions import DeadLetter
+from core.subscriptions.options import Options, parse_options
+from core.subscriptions.snapshot import Snapshot
+from core.subscriptions.subscription import Subscription
+from storage.engine import Engine, PartitionLog
+
+ALL = 1_000_000  # letters that one retry or purge may name
+
+# Stores a message: (topic, body, partition, key, properties); makes the topic if it is missing.
+Store = Callable[[str, bytes, int, str | None, Mapping[str, str]], Awaitable[object]]
+
+
+class SubscriptionManager:
+    """Every subscription of the broker."""
+
+    def __init__(self, engine: Engine, store: Store) -> None:
+        self._engine = engine
+        self._store = store
+        self._dead_letters = DeadLetters(engine.metadata)
+        self._changing = trio.Lock()  # one creation or removal at a time
+        self.deliveries = Deliveries(engine.metadata, self._bury)
+        self._restore()
+
+    def _restore(self) -> None:
+        for key, entry in self._engine.metadata.under("subscription/").items():
+            name, saved = key.partition("/")[2], entry.value
+            if saved["topic"] not in self._engine.topics():
+                continue  # the topic's directory is gone; the entry stays for whoever looks into that
+            snapshot = msgspec.convert(saved["snapshot"], Snapshot)
+            restored = Subscription.restore(name, snapshot, trio.current_time(), random.Random())
+            self.deliveries.add(Live(name, saved["topic"], saved["created_ms"], restored, self._logs(saved["topic"])))
+
+    def _logs(self, topic: str) -> dict[int, PartitionLog]:
+        known = self._engine.topics().get(topic)
+        if known is None:
+            raise UnknownTopic(check_name("topic", topic))
+        return {partition: self._engine.log(topic, partition) for partition in range(known.partitions)}
+
+    def live(self, subscription_id: str) -> Live:
+        """Return a subscription in service. Raises UnknownSubscription, BadName."""
+        live = self.deliveries.get(subscription_id)
+        if live is None:
+            raise UnknownSubscription(check_name("subscription", subscription_id))
+        return live
+
+    # Making and removing
+
+    async def create(
+        self,
+        subscription_id: str,
+        topic: str,
+        start_offset: int | str = 0,
+        options: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Make a subscription; returns when it is durable. The same one again is no error.
+
+        Raises BadName, BadRequest, UnknownTopic, SubscriptionExists if it exists and differs.
+        """
+        check_name("subscription", subscription_id)
+        wanted = parse_options(options or {})
+        if wanted.dead_letter_topic is not None:
+            check_name("topic", wanted.dead_letter_topic)
+        logs = self._logs(topic)
+        async with self._changing:
+            known = self.deliveries.get(subscription_id)
+            if known is not None:
+                return self._same(known, topic, wanted)
+            starts = {partition: await resolve(log, start_offset) for partition, log in logs.items()}
+            made = Subscription(subscription_id, wanted, starts, random.Random())
+            await self._add(Live(subscription_id, topic, now_ms(), made, logs))
+        return self._summary(self.live(subscription_id))
+
+    def _same(self, known: Live, topic: str, wanted: Options) -> dict[str, Any]:
+        if known.topic != topic or known.subscription.options != wanted:
+            raise SubscriptionExists(
+                f"subscription {known.name!r} exists on topic {known.topic!r} with other options; "
+                "delete it first or choose another name"
+            )
+        return self._summary(known)
+
+    async def _add(self, live: Live) -> None:
+        await self._engine.metadata.put(live.key, live.saved())
+        self.deliveries.add(live)
+
+    async def delete(self, subscription_id: str) -> dict[str, Any]:
+        """Remove a subscription; whoever had joined it is told. Raises UnknownSubscription."""
+        async with self._changing:
+            await self._remove([self.live(subscription_id)], "the subscription was deleted")
+        return {}
+
+    async def topic_deleted(self, topic: str) -> None:
+        """Remove every subscription of a topic that is going away."""
+        async with self._changing:
+            await self._remove(self.on_topic(topic), f"topic {topic!r} was deleted")
+
+    async def _remove(self, lives: list[Live], reason: str) -> None:
+        for live in lives:
+            self.deliveries.remove(live, reason)
+        keys = [key for live in lives for key in (live.key, f"dead/{live.name}")]
+        await self._engine.metadata.delete(*keys)
+
+    async def fork(self, subscription_id: str, new_id: str) -> dict[str, Any]:
+        """Make a subscription that stands exactly where another one stands. Raises SubscriptionExists."""
+        source = self.live(subscription_id)
+        check_name("subscription", new_id)
+        async with self._changing:
+            if self.deliveries.get(new_id) is not None:
+                raise SubscriptionExists(f"subscription {new_id!r} exists already")
+            snapshot = source.subscription.snapshot().forked()
+            forked = Subscription.restore(new_id, snapshot, trio.current_time(), random.Random())
+            await self._add(Live(new_id, source.topic, now_ms(), forked, self._logs(source.topic)))
+            await self._engine.metadata.put(source.key, source.saved())  # its snapshot was taken for another purpose
+        return self._summary(self.live(new_id))
+
+    # Looking
+
+    def on_topic(self, topic: str) -> list[Live]:
+        """Return the subscriptions of a topic."""
+        return [live for live in self.deliveries if live.topic == topic]
+
+    async def list_all(self, topic: str | None = None) -> list[dict[str, Any]]:
+        """Return all subscriptions, or those of one topic, by name."""
+        lives = sorted(self.deliveries, key=lambda live: live.name)
+        return [self._summary(live) for live in lives if topic is None or live.topic == topic]
+
+    def _summary(self, live: Live) -> dict[str, Any]:
+        return {
+            "subscription_id": live.name,
+            "topic": live.topic,
+            "created_ms": live.created_ms,
+            "paused": live.subscription.paused,
+            "subscribers": len(live.outlets),
+            "options": msgspec.to_builtins(live.subscription.options),
+        }
+
+    async def describe(self, subscription_id: str) -> dict[str, Any]:
+        """Return a subscription in numbers. Raises UnknownSubscription."""
+        live = self.live(subscription_id)
+        numbers = msgspec.to_builtins(live.subscription.describe(live.ends()))
+        oldest = await self._oldest_unacked_ms(live)
+        age = None if oldest is None else max(0, now_ms() - oldest) / 1000
+        return {**numbers, **self._summary(live), **numbers, "oldest_unacked_age": age, "fault": live.fault}
+
+    async def _oldest_unacked_ms(self, live: Live) -> int | None:
+        times = []
+        for partition, log in live.logs.items():
+            floor = max(live.subscription.floor(partition), log.first_offset)
+            if floor < log.end_offset:
+                chunk = await log.read(floor, 1)
+                times.append(int.from_bytes(chunk.data[16:24], "big"))  # the frame's timestamp
+        return min(times, default=None)
+
+    async def explain(self, subscription_id: str, offset: int, partition: int = 0) -> dict[str, str]:
+        """Say why a message is where it is. Raises UnknownSubscription, BadRequest."""
+        live = self.live(subscription_id)
+        if partition not in live.logs:
+            raise BadRequest(f"topic {live.topic!r} has no partition {partition}")
+        end = live.logs[partition].end_offset
+        text = live.subscription.explain(partition, offset, end, trio.current_time())
+        return {"text": f"the subscription stands still: {live.fault}; {text}" if live.fault else text}
+
+    # Changing
+
+    async def pause(self, subscription_id: str) -> dict[str, Any]:
+        """Deliver nothing until resume()."""
+        return await self._changed(self.live(subscription_id), Subscription.pause)
+
+    async def resume(self, subscription_id: str) -> dict[str, Any]:
+        """Deliver again."""
+        return await self._changed(self.live(subscription_id), Subscription.resume)
+
+    async def seek(self, subscription_id: str, to: int | str, partition: int | None = None) -> dict[str, Any]:
+        """Begin anew at an offset or a time, in one partition or in all. Raises BadRequest."""
+        live = self.live(subscription_id)
+        chosen = live.logs if partition is None else {partition: live.logs.get(partition)}
+        targets: dict[int, int] = {}
+        for number, log in chosen.items():
+            if log is None:
+                raise BadRequest(f"topic {live.topic!r} has no partition {number}")
+            targets[number] = await resolve(log, to)
+
+        def move(subscription: Subscription) -> None:
+            for number, offset in targets.items():
+                subscription.seek(number, offset)
+
+        return await self._changed(live, move)
+
+    async def _changed(self, live: Live, change: Callable[[Subscription], None]) -> dict[str, Any]:
+        """Change a subscription durably, and look what it decides now."""
+        change(live.subscription)
+        await self._engine.metadata.put(live.key, live.saved())
+        self.deliveries.touch(live)
+        return self._summary(live)
+
+    # Dead letters
+
+    async def _bury(self, live: Live, letter: DeadLetter, frame: bytes) -> None:
+        properties, message = properties_of(
+            frame, live.name, live.topic, letter.partition, letter.attempts, letter.reason
+        )
+        target = live.subscription.options.dead_letters_of(live.name)
+        await self._store(target, message.body, 0, message.properties.get("key"), properties)
+
+    async def dead_letters(self, subscription_id: str, max: int = 100) -> list[Letter]:
+        """Return the letters that are neither retried nor purged, oldest first."""
+        live = self.live(subscription_id)
+        target = live.subscription.options.dead_letters_of(live.name)
+        if target not in self._engine.topics():
+            return []
+        return await self._dead_letters.read(live.name, self._engine.log(target, 0), max)
+
+    async def retry_dead_letters(self, subscription_id: str, numbers: list[int] | None = None) -> dict[str, int]:
+        """Deliver dead-lettered messages again, to this subscription alone."""
+        live = self.live(subscription_id)
+        letters = await self._chosen(subscription_id, numbers)
+        for letter in letters:
+            live.subscription.retry(letter.partition, letter.offset, letter.key)
+        await self._engine.metadata.put(live.key, live.saved())
+        await self._dead_letters.note_done(live.name, [letter.number for letter in letters])
+        self.deliveries.touch(live)
+        return {"retried": len(letters)}
+
+    async def purge_dead_letters(self, subscription_id: str, numbers: list[int] | None = None) -> dict[str, int]:
+        """Forget dead letters."""
+        letters = await self._chosen(subscription_id, numbers)
+        await self._dead_letters.note_done(subscription_id, [letter.number for letter in letters])
+        return {"purged": len(letters)}
+
+    async def _chosen(self, subscription_id: str, numbers: list[int] | None) -> list[Letter]:
+        letters = await self.dead_letters(subscription_id, ALL)
+        if numbers is None:
+            return letters
+        known = {letter.number: letter for letter in letters}
+        missing = [number for number in numbers if number not in known]
+        if missing:
+            raise BadRequest(f"subscription {subscription_id!r} has no dead letter {missing[0]}")
+        return [known[number] for number in numbers]

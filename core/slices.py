@@ -1,0 +1,54 @@
+"""core.slices: the stored bytes of chosen messages.
+
+May import: core.frames, storage.engine, the standard library.
+Never: trio, sockets, files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from core.frames import HEAD, LENGTH, decode_properties, frame_length
+from storage.engine import Chunk, PartitionLog
+
+READ_BYTES = 262_144
+
+
+def cut(chunk: Chunk, run: range) -> bytes:
+    """Return the frames of the run, all of which are in the chunk; seals between neighbours may come along."""
+    data, positions, base = chunk.data, chunk.positions, chunk.first_offset
+    if run.step == 1:
+        last = positions[run[-1] - base]
+        return data[positions[run.start - base] : last + frame_length(data, last)]
+    starts = positions[run.start - base : run[-1] - base + 1 : run.step]
+    length = LENGTH.unpack_from
+    return b"".join([data[at : at + length(data, at)[0]] for at in starts])
+
+
+async def collect(log: PartitionLog, runs: Iterable[range], chunk: Chunk | None) -> bytes:
+    """Return the frames of these messages, from the chunk if it has them, else from the log.
+
+    Raises OffsetOutOfRange, LogDamaged.
+    """
+    parts: list[bytes] = []
+    for run in runs:
+        while run:
+            if chunk is None or not chunk.first_offset <= run.start < chunk.next_offset:
+                chunk = log.read_recent(run.start, READ_BYTES) or await log.read(run.start, READ_BYTES)
+            here = len(range(run.start, min(run.stop, chunk.next_offset), run.step))
+            parts.append(cut(chunk, run[:here]))
+            run = run[here:]
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def keys_of(chunk: Chunk) -> list[str | None]:
+    """Return the key of each message."""
+    data, known = chunk.data, dict[bytes, str | None]()
+    keys: list[str | None] = []
+    for at in chunk.positions:
+        length = HEAD.unpack_from(data, at)[4]
+        encoded = data[at + HEAD.size : at + HEAD.size + length]
+        if encoded not in known:
+            known[encoded] = decode_properties(encoded).get("key")
+        keys.append(known[encoded])
+    return keys

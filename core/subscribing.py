@@ -1,0 +1,158 @@
+"""core.subscribing: the subscriptions that one peer has joined, and what it says about its deliveries.
+
+May import: core.deliveries, core.errors, core.frames, core.manager, core.methods, core.outlets, core.replies,
+    core.subscriptions.subscription, core.transport, msgspec, trio, the standard library.
+Never: sockets, files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+import trio
+
+from core.deliveries import Live
+from core.errors import BadRequest, NotJoined
+from core.frames import Frame
+from core.manager import SubscriptionManager
+from core.outlets import BasicOutlet, FastOutlet
+from core.transport import Transport
+
+Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**32 - 1)]
+
+
+class Run(msgspec.Struct, array_like=True, frozen=True):
+    """Some messages of a partition: `count` offsets from `first` on, `step` apart."""
+
+    partition: Offset
+    first: Offset
+    count: Count = 1
+    step: Count = 1
+
+    @property
+    def offsets(self) -> range:
+        return range(self.first, self.first + self.count * self.step, self.step)
+
+
+class Nack(msgspec.Struct, array_like=True, frozen=True):
+    """A message whose handler failed."""
+
+    partition: Offset
+    offset: Offset
+    delay: float | None = None
+    reason: str = ""
+
+
+class Extension(msgspec.Struct, array_like=True, frozen=True):
+    """Messages to be held longer."""
+
+    partition: Offset
+    first: Offset
+    count: Count
+    step: Count
+    seconds: float
+
+    @property
+    def offsets(self) -> range:
+        return range(self.first, self.first + self.count * self.step, self.step)
+
+
+class Place(msgspec.Struct, array_like=True, frozen=True):
+    """One message."""
+
+    partition: Offset
+    offset: Offset
+
+
+class Settle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of a SETTLE frame, carried out from top to bottom."""
+
+    acks: list[Run] = []
+    nacks: list[Nack] = []
+    extend: list[Extension] = []
+    extend_all: float | None = None
+    started: list[Place] = []
+
+
+_settles = msgspec.json.Decoder(Settle)
+
+
+class Subscribing:
+    """What one peer has joined."""
+
+    def __init__(self, manager: SubscriptionManager, transport: Transport) -> None:
+        self._manager = manager
+        self._transport = transport
+        self._joined: dict[str, tuple[Live, FastOutlet | BasicOutlet]] = {}
+        self.fast = False
+
+    def join(self, subscription_id: str, member: str, window: int | None, announces: bool) -> Mapping[str, str]:
+        """Join; deliveries start after the caller has had the chance to answer. Raises SubscriptionBusy, BadRequest."""
+        live = self._manager.live(subscription_id)
+        if self._is_joined(subscription_id):
+            raise BadRequest(f"this connection has joined subscription {subscription_id!r} already")
+        outlet = FastOutlet(member, self._transport) if self.fast else BasicOutlet(member, self._transport)
+        self._manager.deliveries.join(live, outlet, window, announces)
+        self._joined[subscription_id] = live, outlet
+        options = live.subscription.options
+        return {
+            "subscription_id": subscription_id,
+            "topic": live.topic,
+            "mode": options.mode.value,
+            "ack_deadline": f"{options.ack_deadline:g}",
+            "window": str(min(window or options.max_in_flight, options.max_in_flight)),
+        }
+
+    def leave(self, subscription_id: str) -> None:
+        """Leave in good order. Raises NotJoined."""
+        live, outlet = self._find(subscription_id)
+        del self._joined[subscription_id]
+        self._manager.deliveries.leave(live, outlet, died=False)
+
+    def leave_all(self, *, died: bool) -> None:
+        """The connection has ended."""
+        for live, outlet in self._joined.values():
+            self._manager.deliveries.leave(live, outlet, died=died)
+        self._joined.clear()
+
+    def has_room(self) -> None:
+        """The peer has read what waited for it: give it more."""
+        for live, _ in self._joined.values():
+            self._manager.deliveries.touch(live)
+
+    def settle(self, frame: Frame) -> None:
+        """Carry out a SETTLE. Raises NotJoined, BadRequest."""
+        live, outlet = self._find(frame.properties.get("subscription_id", ""))
+        try:
+            settle = _settles.decode(frame.body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadRequest(f"SETTLE: {error}") from None
+        if isinstance(outlet, FastOutlet):
+            outlet.settled = frame.sequence_number
+        self._carry_out(live, outlet.name, settle)
+        self._manager.deliveries.touch(live)
+
+    def _carry_out(self, live: Live, name: str, settle: Settle) -> None:
+        subscription, now = live.subscription, trio.current_time()
+        for run in settle.acks:
+            subscription.ack(name, run.partition, (run.offsets,), now)
+        for nack in settle.nacks:
+            subscription.nack(name, nack.partition, nack.offset, now, nack.reason, nack.delay)
+        for extension in settle.extend:
+            subscription.extend(name, extension.partition, (extension.offsets,), extension.seconds, now)
+        if settle.extend_all is not None:
+            subscription.extend_all(name, settle.extend_all, now)
+        for place in settle.started:
+            subscription.started(name, place.partition, place.offset)
+
+    def _is_joined(self, subscription_id: str) -> bool:
+        known = self._joined.get(subscription_id)
+        return known is not None and not known[0].gone
+
+    def _find(self, subscription_id: str) -> tuple[Live, FastOutlet | BasicOutlet]:
+        if not self._is_joined(subscription_id):
+            raise NotJoined(f"this connection has not joined subscription {subscription_id[:80]!r}")
+        return self._joined[subscription_id]

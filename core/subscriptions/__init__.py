@@ -1,0 +1,5 @@
+"""core.subscriptions: the subscription as pure decisions; docs/SUBSCRIPTIONS.md is its contract.
+
+May import: nothing.
+Never: anything.
+"""

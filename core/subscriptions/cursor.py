@@ -1,0 +1,52 @@
+"""core.subscriptions.cursor: what a subscription knows of one partition.
+
+May import: core.subscriptions.records, the standard library.
+Never: trio, time, random, storage.
+
+A message below `next` that is neither leased nor waiting is settled: acks need no memory of their own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from core.subscriptions.records import Record
+
+REMEMBERED = 1000  # settlements kept for explain()
+
+
+class Settlement(NamedTuple):
+    """How some messages were settled; only for explain()."""
+
+    offsets: range
+    when: float
+    how: str
+
+
+class Cursor:
+    """One partition: where fresh messages begin, and each message below that has a record."""
+
+    def __init__(self, partition: int, start: int) -> None:
+        self.partition = partition
+        self.reset(start)
+
+    def reset(self, start: int) -> None:
+        """Begin at an offset, without a past."""
+        self.start = start  # what lies before was never meant for this subscription
+        self.next = start  # the first fresh message
+        self.end = start  # fresh messages below this are at hand
+        self.dropped = 0  # retention has removed what lies below
+        self.waiting: dict[int, Record] = {}
+        self.leased: dict[int, Record] = {}  # those in flight that have a record; the others are in leases alone
+        self.settlements: deque[Settlement] = deque(maxlen=REMEMBERED)
+
+    def records(self) -> Iterator[Record]:
+        """Return every unsettled message that has a record."""
+        yield from self.waiting.values()
+        yield from self.leased.values()
+
+    def settlement(self, offset: int) -> Settlement | None:
+        """Return how a message was settled, if that is still remembered."""
+        return next((entry for entry in reversed(self.settlements) if offset in entry.offsets), None)

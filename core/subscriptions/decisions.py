@@ -1,0 +1,35 @@
+"""core.subscriptions.decisions: what a subscription asks the broker to do.
+
+May import: the standard library.
+Never: trio, time, random, storage.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Deliver(NamedTuple):
+    """Push these messages, in this order, to this subscriber: it holds them from now on."""
+
+    subscriber: str
+    partition: int
+    runs: tuple[range, ...]
+    attempt: int  # above 1: first make a snapshot durable that was taken since
+
+    @property
+    def size(self) -> int:
+        """How many messages."""
+        return sum(map(len, self.runs))
+
+
+class DeadLetter(NamedTuple):
+    """Publish this message to the dead-letter topic, then call dead_lettered(), or dead_letter_failed()."""
+
+    partition: int
+    offset: int
+    attempts: int
+    reason: str
+
+
+Decision = Deliver | DeadLetter

@@ -1,0 +1,145 @@
+"""core.subscriptions.delivery: who gets what now.
+
+May import: core.subscriptions.cursor, core.subscriptions.decisions, core.subscriptions.failures,
+core.subscriptions.leases, core.subscriptions.records, core.subscriptions.runs, core.subscriptions.state,
+the standard library.
+Never: trio, time, random, storage.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby, islice
+
+from core.subscriptions.cursor import Cursor
+from core.subscriptions.decisions import DeadLetter, Decision, Deliver
+from core.subscriptions.failures import expire
+from core.subscriptions.leases import Subscriber
+from core.subscriptions.records import Place, Record
+from core.subscriptions.runs import runs_of
+from core.subscriptions.state import MAX_WAITING, State
+
+
+def decide(state: State, now: float) -> list[Decision]:
+    """Carry out what is due, and return everything that should be done now."""
+    for lease in state.deadlines.pop_due(now):
+        expire(state, lease, now)
+    for record in state.resting.pop_due(now):
+        if record.place is Place.DYING:
+            state.make_die(record)
+        else:
+            state.make_ready(record)
+    dead_letters: list[DeadLetter] = state.dying
+    state.dying = []
+    return [*dead_letters, *_deliveries(state, now)]
+
+
+def next_wakeup(state: State, now: float) -> float:
+    """Return when decide() has to be called again if nothing else happens, or NEVER."""
+    wakeup = min(state.deadlines.first(), state.resting.first())
+    breaker = state.breaker
+    if breaker.open and breaker.next_probe > now and not state.paused and _has_work(state):
+        wakeup = min(wakeup, breaker.next_probe)
+    return wakeup
+
+
+def _has_work(state: State) -> bool:
+    fresh = any(cursor.next < cursor.end for cursor in state.cursors.values())
+    return bool(len(state.turn) and (fresh or state.queue or state.lonely.first()))
+
+
+def _deliveries(state: State, now: float) -> list[Deliver]:
+    limit = state.breaker.allowance(now)
+    if state.paused or limit == 0:
+        return []
+    deliveries = _offer_alone(state, now)
+    if not (limit and deliveries):
+        deliveries += _offer_ready(state, now, limit)
+    if not (limit and deliveries):
+        deliveries += _offer_fresh(state, now, limit)
+    if limit and deliveries:
+        state.breaker.probed(now)
+    return deliveries
+
+
+def _offer_alone(state: State, now: float) -> list[Deliver]:
+    """Give the first lonely message to a subscriber that has nothing else, or begin to empty one for it."""
+    if state.host is not None:
+        if state.host.in_flight:
+            return []
+        state.host.reserved = False
+        state.host = None
+    record = state.lonely.first()
+    host = _choose_host(state, record) if record else None
+    if record is None or host is None:
+        return []
+    host.reserved = True
+    state.host = host
+    if host.in_flight:
+        return []
+    state.lonely.pop()
+    state.queue.bind(record, host)
+    return _hand_over(state, host, [record], now)
+
+
+def _choose_host(state: State, record: Record) -> Subscriber | None:
+    owner = state.queue.owner(record)
+    hosts = [member for member in state.turn if not member.blocked and owner in (None, member)]
+    idle = (host for host in hosts if not host.in_flight)
+    return next(idle, hosts[0] if hosts else None)
+
+
+def _offer_ready(state: State, now: float, limit: int | None) -> list[Deliver]:
+    hands: dict[Subscriber, list[Record]] = {}
+    for subscriber, record in islice(state.queue.assign(state.turn), limit):
+        subscriber.promised += 1
+        hands.setdefault(subscriber, []).append(record)
+    return [deliver for subscriber, records in hands.items() for deliver in _hand_over(state, subscriber, records, now)]
+
+
+def _hand_over(state: State, subscriber: Subscriber, records: list[Record], now: float) -> list[Deliver]:
+    """Lease these records to the subscriber, in this order."""
+    deliveries = []
+    subscriber.promised = 0
+    for record in records:
+        state.make_leased(record, subscriber)
+    for (partition, attempt), group in groupby(records, key=lambda record: (record.partition, record.attempts)):
+        runs = tuple(runs_of(record.offset for record in group))
+        for run in runs:
+            state.lease(subscriber, partition, run, attempt, recorded=True, now=now)
+        deliveries.append(Deliver(subscriber.name, partition, runs, attempt))
+    return deliveries
+
+
+def _offer_fresh(state: State, now: float, limit: int | None) -> list[Deliver]:
+    """Share the open windows evenly among the partitions that have fresh messages at hand."""
+    backlogs = [cursor for cursor in state.rotation if cursor.next < cursor.end]
+    if not backlogs or state.waiting() >= MAX_WAITING:
+        return []
+    room = state.turn.room() if limit is None else min(limit, state.turn.room())
+    deliveries: list[Deliver] = []
+    while backlogs and room > 0:
+        share = -(-room // len(backlogs))
+        for cursor in backlogs:
+            count = min(share, room, cursor.end - cursor.next)
+            room -= count
+            deliveries += _deal(state, cursor, count, now)
+        backlogs = [cursor for cursor in backlogs if cursor.next < cursor.end]
+    state.rotation.rotate(-1)
+    return deliveries
+
+
+def _deal(state: State, cursor: Cursor, count: int, now: float) -> list[Deliver]:
+    dealt = state.turn.deal(cursor.next, count)
+    cursor.next += count
+    for subscriber, run in dealt:
+        state.lease(subscriber, cursor.partition, run, 1, recorded=False, now=now)
+    return [Deliver(subscriber.name, cursor.partition, (run,), 1) for subscriber, run in dealt]
+
+
+def wanted(state: State, partition: int) -> range:
+    """Return which fresh messages could go out beyond those at hand: read and offer them, as far as they exist."""
+    cursor = state.cursor(partition)
+    room = 0 if state.paused else min(state.turn.room(), MAX_WAITING - state.waiting())
+    if state.breaker.open:
+        room = min(room, 1)
+    return range(cursor.end, max(cursor.end, cursor.next + room))

@@ -1,0 +1,96 @@
+"""core.subscriptions.failures: deliveries that ended without an ack, and who is to blame.
+
+May import: core.subscriptions.leases, core.subscriptions.records, core.subscriptions.state, the standard library.
+Never: trio, time, storage.
+"""
+
+from __future__ import annotations
+
+from core.subscriptions.leases import Lease, Subscriber
+from core.subscriptions.records import Death, Record
+from core.subscriptions.state import State
+
+MAX_REASON = 500  # characters
+
+
+def fail(
+    state: State, record: Record, reason: str, now: float, *, charged: bool = True, delay: float | None = None
+) -> None:
+    """Let a message rest, or die of its failures."""
+    record.reason = reason[:MAX_REASON]
+    record.failures += charged
+    limit = state.options.max_deliveries
+    if charged and limit and record.failures >= limit:
+        state.make_die(record)
+        return
+    if delay is None:
+        delay = state.options.backoff.delay(record.failures, state.random)
+    state.make_rest(record, now + delay)
+
+
+def expire(state: State, lease: Lease, now: float) -> None:
+    """End a lease whose deadline has passed."""
+    reason = f"not acked within {state.options.ack_deadline:g} s by {lease.subscriber.name}"
+    for record in state.take_back(lease, lease.offsets):
+        take_back_followers(state, record)
+        fail(state, record, reason, now, charged=not state.breaker.open)
+
+
+def take_back_followers(state: State, record: Record) -> None:
+    """Take later messages of the same key out of flight: they go out again after this one."""
+    for follower in state.queue.followers(record):
+        holder = state.subscribers[follower.holder]
+        for lease, part in holder.find(follower.partition, range(follower.offset, follower.offset + 1)):
+            for taken in state.take_back(lease, part):
+                state.make_ready(taken)
+
+
+def leave(state: State, name: str) -> None:
+    """Let a subscriber go; what it holds goes to the others at once and is not held against anything."""
+    for record in _remove(state, state.member(name)):
+        state.make_ready(record)
+
+
+def died(state: State, name: str, now: float) -> None:
+    """Let a subscriber go that ended without a word, and find out which message may have been the cause."""
+    subscriber = state.member(name)
+    named = subscriber.in_hand
+    records = _remove(state, subscriber)
+    in_hand = _maybe_in_hand(records, named, subscriber.announces)
+    if len(in_hand) > 1:
+        _suspect(in_hand, together=bool(named))
+    for record in records:
+        if in_hand == [record]:
+            record.alone = True
+            record.take_the_blame()
+            fail(state, record, f"{name} died while it had this message in hand", now)
+        else:
+            state.make_ready(record)
+
+
+def _maybe_in_hand(records: list[Record], named: set[tuple[int, int]], announces: bool) -> list[Record]:
+    if named:
+        return [record for record in records if (record.partition, record.offset) in named]
+    if announces:
+        return [record for record in records if record.attempts == 1]
+    return records
+
+
+def _suspect(suspects: list[Record], together: bool) -> None:
+    """Charge nobody yet. Who was named together with others, or is suspect for the second time, goes alone next."""
+    death = Death()
+    for record in suspects:
+        record.alone = record.alone or together or record.death is not None
+        if record.death is None or record.death.explained:
+            record.death = death
+
+
+def _remove(state: State, subscriber: Subscriber) -> list[Record]:
+    """Take a subscriber out, and return what it held."""
+    del state.subscribers[subscriber.name]
+    state.turn.leave(subscriber)
+    if state.host is subscriber:
+        state.host = None
+    records = [record for lease in list(subscriber.leases()) for record in state.take_back(lease, lease.offsets)]
+    state.queue.left(subscriber)
+    return records

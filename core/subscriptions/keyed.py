@@ -1,0 +1,161 @@
+"""core.subscriptions.keyed: ready messages in lanes, one lane a key, each lane to one subscriber in order.
+
+May import: core.subscriptions.leases, core.subscriptions.records, core.subscriptions.shared,
+core.subscriptions.turn, the standard library.
+Never: trio, time, random, storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from itertools import count
+
+from core.subscriptions.leases import Subscriber
+from core.subscriptions.records import Place, Record
+from core.subscriptions.shared import Heap
+from core.subscriptions.turn import Turn
+
+
+class Lane:
+    """The unsettled messages of one key. A message without a key is a lane of its own, never bound."""
+
+    __slots__ = ("_ready", "held", "key", "open", "owner", "scheduled")
+
+    def __init__(self, key: str | None) -> None:
+        self.key = key
+        self.owner: Subscriber | None = None
+        self.open: dict[tuple[int, int], Record] = {}  # by (partition, offset), as are the others
+        self.held: set[tuple[int, int]] = set()  # neither ready nor in flight: later ones wait for these
+        self._ready = Heap(Place.READY)
+        self.scheduled = False  # is it in an agenda?
+
+    def push(self, record: Record) -> None:
+        """Add a ready message, at the place of its offset."""
+        self._ready.push(record)
+
+    def head(self) -> Record | None:
+        """Return the message that may go out next, and keep it; None if none may."""
+        head = self._ready.first()
+        return None if head is None or self.blocker(head) else head
+
+    def blocker(self, record: Record) -> tuple[int, int] | None:
+        """Return the earlier message for which this one waits."""
+        before = ((p, o) for p, o in self.held if p == record.partition and o < record.offset)
+        return min(before, default=None)
+
+    def pop(self) -> None:
+        """Remove what head() has returned."""
+        self._ready.pop()
+
+
+class KeyedQueue:
+    """The queue of key_shared. Lanes that can move stand in the agenda of their owner, or in that of nobody."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[str, Lane] = {}
+        self._agendas: dict[Subscriber | None, list[tuple[int, int, Lane]]] = {}
+        self._number = count()
+
+    def admit(self, record: Record, key: str | None) -> None:
+        """Put a message into the lane of its key; before anything else is done with it."""
+        lane = Lane(None) if key is None else self._lanes.setdefault(key, Lane(key))
+        lane.open[record.partition, record.offset] = record
+        record.lane = lane
+
+    def push(self, record: Record) -> None:
+        lane = _lane(record)
+        lane.held.discard((record.partition, record.offset))
+        lane.push(record)
+        self._schedule(lane)
+
+    def hold(self, record: Record) -> None:
+        _lane(record).held.add((record.partition, record.offset))
+
+    def settled(self, record: Record) -> None:
+        lane, place = _lane(record), (record.partition, record.offset)
+        lane.held.discard(place)
+        del lane.open[place]
+        if lane.open:
+            self._schedule(lane)
+        elif lane.key is not None:
+            del self._lanes[lane.key]
+
+    def left(self, subscriber: Subscriber) -> None:
+        for lane in self._lanes.values():
+            if lane.owner is subscriber:
+                lane.owner = None
+        for _, _, lane in self._agendas.pop(subscriber, ()):
+            lane.scheduled = False
+            self._schedule(lane)
+
+    def owner(self, record: Record) -> Subscriber | None:
+        return _lane(record).owner
+
+    def bind(self, record: Record, subscriber: Subscriber) -> None:
+        lane = _lane(record)
+        lane.held.discard((record.partition, record.offset))
+        if lane.key is not None:
+            lane.owner = subscriber
+        self._schedule(lane)
+
+    def followers(self, record: Record) -> list[Record]:
+        return [
+            other
+            for (partition, offset), other in _lane(record).open.items()
+            if partition == record.partition and offset > record.offset and other.place is Place.LEASED
+        ]
+
+    def assign(self, turn: Turn) -> Iterator[tuple[Subscriber, Record]]:
+        yield from self._assign_bound(turn)
+        yield from self._assign_unbound(turn)
+        yield from self._assign_bound(turn)  # the rest of the lanes that were bound just now
+
+    def __bool__(self) -> bool:
+        return any(self._agendas.values())
+
+    def _assign_bound(self, turn: Turn) -> Iterator[tuple[Subscriber, Record]]:
+        for subscriber in list(turn):
+            while subscriber.room > 0 and (lane := self._next_lane(subscriber)):
+                yield subscriber, self._take(lane)
+
+    def _assign_unbound(self, turn: Turn) -> Iterator[tuple[Subscriber, Record]]:
+        while lane := self._next_lane(None):
+            subscriber = turn.next()
+            if subscriber is None:
+                self._schedule(lane)
+                return
+            if lane.key is not None:
+                lane.owner = subscriber
+            yield subscriber, self._take(lane)
+
+    def _take(self, lane: Lane) -> Record:
+        """Take the head out of a lane, and put the lane back into an agenda."""
+        head = lane.head()
+        assert head is not None, "only lanes that can move are taken from an agenda"
+        lane.pop()
+        self._schedule(lane)
+        return head
+
+    def _next_lane(self, owner: Subscriber | None) -> Lane | None:
+        """Take the first lane that can move out of an agenda."""
+        agenda = self._agendas.get(owner)
+        while agenda:
+            lane = heappop(agenda)[2]
+            lane.scheduled = False
+            if lane.owner is owner and lane.head():
+                return lane
+            self._schedule(lane)  # it was bound or held back in the meantime
+        return None
+
+    def _schedule(self, lane: Lane) -> None:
+        """Put a lane that can move into its agenda, by the offset of its head."""
+        if not lane.scheduled and (head := lane.head()):
+            lane.scheduled = True
+            agenda = self._agendas.setdefault(lane.owner, [])
+            heappush(agenda, (head.offset, next(self._number), lane))
+
+
+def _lane(record: Record) -> Lane:
+    assert record.lane is not None, "admit() comes first"
+    return record.lane

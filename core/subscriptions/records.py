@@ -1,0 +1,78 @@
+"""core.subscriptions.records: a message with a history, and a death that nobody has been charged with yet.
+
+May import: core.subscriptions.alarms, the standard library.
+Never: trio, time, random, storage.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from core.subscriptions.alarms import NEVER
+
+if TYPE_CHECKING:
+    from core.subscriptions.keyed import Lane
+
+
+class Place(Enum):
+    """Where a recorded message is. Fresh messages have no record."""
+
+    LEASED = auto()
+    READY = auto()  # goes out as soon as there is a window
+    RESTING = auto()  # in backoff
+    LONELY = auto()  # to be offered alone
+    DYING = auto()  # its dead letter is being written
+    SETTLED = auto()  # the record is dead; a queue that still has it skips it
+
+
+class Death:
+    """A subscriber's death that could have been the work of several messages, its suspects."""
+
+    __slots__ = ("explained",)
+
+    def __init__(self) -> None:
+        self.explained = False
+
+
+class Record:
+    """One message that has been delivered before, or, in key_shared, looked at."""
+
+    __slots__ = (
+        "alone",
+        "attempts",
+        "death",
+        "due",
+        "failures",
+        "holder",
+        "lane",
+        "offset",
+        "partition",
+        "place",
+        "reason",
+    )
+
+    def __init__(self, partition: int, offset: int, attempts: int = 0) -> None:
+        self.partition = partition
+        self.offset = offset
+        self.attempts = attempts  # deliveries made
+        self.failures = 0  # deliveries that are held against it
+        self.place = Place.READY
+        self.due = NEVER  # when it stops resting
+        self.reason = ""  # of its last failure
+        self.holder = ""  # who has it, or had it last
+        self.alone = False  # offered alone from now on
+        self.death: Death | None = None  # of which it is a suspect
+        self.lane: Lane | None = None  # in key_shared
+
+    def take_the_blame(self) -> None:
+        """Explain the earlier death of which this message is a suspect: it is counted as its failure."""
+        if self.death and not self.death.explained:
+            self.death.explained = True
+            self.failures += 1
+        self.death = None
+
+    def clear(self) -> None:
+        """End suspicion and loneliness: a handler has survived this message."""
+        self.death = None
+        self.alone = False

@@ -1,0 +1,111 @@
+"""core.subscriptions.shared: ready messages in offset order, each to whoever is next in turn.
+
+May import: core.subscriptions.leases, core.subscriptions.records, core.subscriptions.turn, the standard library.
+Never: trio, time, random, storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from itertools import count
+from typing import Protocol
+
+from core.subscriptions.leases import Subscriber
+from core.subscriptions.records import Place, Record
+from core.subscriptions.turn import Turn
+
+_ties = count()  # so that heaps never compare records
+
+
+class Queue(Protocol):
+    """Where ready messages wait, and the order in which they go out."""
+
+    def push(self, record: Record) -> None:
+        """Take a message that is ready."""
+
+    def hold(self, record: Record) -> None:
+        """Know that a message is not ready: it rests, dies, or waits to be offered alone."""
+
+    def settled(self, record: Record) -> None:
+        """Forget a message."""
+
+    def left(self, subscriber: Subscriber) -> None:
+        """Know that a subscriber is gone."""
+
+    def owner(self, record: Record) -> Subscriber | None:
+        """Return the only subscriber that may have this message, if there is one."""
+
+    def bind(self, record: Record, subscriber: Subscriber) -> None:
+        """Know that a message goes to this subscriber, past the queue."""
+
+    def followers(self, record: Record) -> list[Record]:
+        """Return the messages in flight that must not be handled before this one."""
+
+    def assign(self, turn: Turn) -> Iterator[tuple[Subscriber, Record]]:
+        """Take messages out, each with who gets it, as long as there is room.
+
+        Each one counts in `subscriber.promised` before the next is asked for; stopping early loses nothing.
+        """
+
+    def __bool__(self) -> bool:
+        """False if there is surely nothing to assign."""
+
+
+class Heap:
+    """Records by offset. One that is no longer ready is skipped, so that nothing needs to be searched for."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._heap: list[tuple[int, int, int, Record]] = []
+
+    def push(self, record: Record) -> None:
+        """Add a record."""
+        heappush(self._heap, (record.offset, record.partition, next(_ties), record))
+
+    def first(self) -> Record | None:
+        """Return the record of the lowest offset, and keep it."""
+        heap = self._heap
+        while heap and heap[0][3].place is not self._place:
+            heappop(heap)
+        return heap[0][3] if heap else None
+
+    def pop(self) -> None:
+        """Remove what first() has returned."""
+        heappop(self._heap)
+
+
+class SharedQueue:
+    """The queue of every mode but key_shared."""
+
+    def __init__(self) -> None:
+        self._ready = Heap(Place.READY)
+
+    def push(self, record: Record) -> None:
+        self._ready.push(record)
+
+    def hold(self, record: Record) -> None:
+        pass
+
+    def settled(self, record: Record) -> None:
+        pass
+
+    def left(self, subscriber: Subscriber) -> None:
+        pass
+
+    def owner(self, record: Record) -> Subscriber | None:
+        return None
+
+    def bind(self, record: Record, subscriber: Subscriber) -> None:
+        pass
+
+    def followers(self, record: Record) -> list[Record]:
+        return []
+
+    def assign(self, turn: Turn) -> Iterator[tuple[Subscriber, Record]]:
+        while (record := self._ready.first()) and (subscriber := turn.next()):
+            self._ready.pop()
+            yield subscriber, record
+
+    def __bool__(self) -> bool:
+        return self._ready.first() is not None

@@ -1,0 +1,139 @@
+"""core.subscriptions.snapshot: what of a subscription survives a restart, as plain data.
+
+May import: core.errors, core.subscriptions.cursor, core.subscriptions.options, core.subscriptions.records,
+core.subscriptions.runs, core.subscriptions.state, msgspec, the standard library.
+Never: trio, time, storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from random import Random
+from typing import Any
+
+import msgspec
+
+from core.errors import BadRequest
+from core.subscriptions.cursor import Cursor
+from core.subscriptions.options import Mode, Options
+from core.subscriptions.records import Death, Record
+from core.subscriptions.runs import runs_of
+from core.subscriptions.state import State
+
+
+class OpenRun(msgspec.Struct, frozen=True, array_like=True):
+    """Messages in flight or waiting that are alike."""
+
+    first: int
+    count: int
+    step: int
+    attempts: int
+    failures: int = 0
+    death: int = 0  # suspects of the same unexplained death share a number
+    alone: bool = False
+    reason: str = ""
+    key: str | None = None
+
+    @property
+    def offsets(self) -> range:
+        """The messages."""
+        return range(self.first, self.first + self.count * self.step, self.step)
+
+
+class PartitionSnapshot(msgspec.Struct, frozen=True):
+    """Everything below `next` that is not open is settled."""
+
+    partition: int
+    start: int
+    next: int
+    open: list[OpenRun]
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """A subscription at rest; msgspec makes JSON of it and back."""
+
+    options: Options
+    partitions: list[PartitionSnapshot]
+    paused: bool = False
+    redelivered: int = 0
+    dead_lettered: int = 0
+
+    def forked(self, options: Options | None = None) -> Snapshot:
+        """Return where a new subscription begins that stands where this one stands. Raises BadRequest."""
+        options = options or self.options
+        if options.mode is Mode.KEY_SHARED and self.options.mode is not Mode.KEY_SHARED:
+            raise BadRequest("a key_shared subscription can be forked from a key_shared one only")
+        return Snapshot(options, [_without_past(partition) for partition in self.partitions])
+
+
+def _without_past(partition: PartitionSnapshot) -> PartitionSnapshot:
+    runs = [OpenRun(run.first, run.count, run.step, 0, key=run.key) for run in partition.open]
+    return PartitionSnapshot(partition.partition, partition.start, partition.next, runs)
+
+
+def take(state: State) -> Snapshot:
+    """Return what has to survive, and note that nothing has changed since."""
+    deaths: dict[int, int] = {}
+    partitions = [
+        PartitionSnapshot(cursor.partition, cursor.start, cursor.next, list(_open_runs(state, cursor, deaths)))
+        for cursor in state.cursors.values()
+    ]
+    state.dirty = False
+    return Snapshot(state.options, partitions, state.paused, state.redelivered, state.dead_lettered)
+
+
+def _open_runs(state: State, cursor: Cursor, deaths: dict[int, int]) -> Iterator[OpenRun]:
+    for subscriber in state.subscribers.values():
+        for lease in subscriber.leases(cursor.partition):
+            if not lease.recorded:
+                run = lease.offsets
+                yield OpenRun(run.start, len(run), run.step, lease.attempt)
+
+    def history(record: Record) -> tuple[Any, ...]:
+        known = record.death is not None and not record.death.explained
+        death = deaths.setdefault(id(record.death), len(deaths) + 1) if known else 0
+        key = record.lane.key if record.lane else None
+        return record.attempts, record.failures, death, record.alone, record.reason, key
+
+    records = sorted(cursor.records(), key=lambda record: record.offset)
+    for past, group in groupby(records, key=history):
+        for run in runs_of(record.offset for record in group):
+            yield OpenRun(run.start, len(run), run.step, *past)
+
+
+def restore(name: str, snapshot: Snapshot, now: float, random: Random) -> State:
+    """Return the state as it was, with nobody joined: what was in flight is ready again."""
+    starts = {partition.partition: partition.next for partition in snapshot.partitions}
+    state = State(name, snapshot.options, starts, random)
+    state.paused = snapshot.paused
+    state.redelivered = snapshot.redelivered
+    state.dead_lettered = snapshot.dead_lettered
+    deaths: dict[int, Death] = {}
+    for partition in snapshot.partitions:
+        state.cursors[partition.partition].start = partition.start
+        for run in sorted(partition.open, key=lambda run: run.first):
+            for offset in run.offsets:
+                _reopen(state, _record(partition.partition, offset, run, deaths), run.key, now)
+    return state
+
+
+def _record(partition: int, offset: int, run: OpenRun, deaths: dict[int, Death]) -> Record:
+    record = Record(partition, offset, run.attempts)
+    record.failures = run.failures
+    record.reason = run.reason
+    record.alone = run.alone
+    record.death = deaths.setdefault(run.death, Death()) if run.death else None
+    return record
+
+
+def _reopen(state: State, record: Record, key: str | None, now: float) -> None:
+    if state.keyed is not None:
+        state.keyed.admit(record, key)
+    limit = state.options.max_deliveries
+    if limit and record.failures >= limit:
+        state.make_die(record)
+    elif record.failures:
+        state.make_rest(record, now + state.options.backoff.delay(record.failures, state.random))
+    else:
+        state.make_ready(record)

@@ -1,0 +1,162 @@
+"""core.subscriptions.state: all that a subscription knows, and the moves of a message between its places.
+
+May import: core.errors, core.subscriptions.alarms, core.subscriptions.breaker, core.subscriptions.cursor,
+core.subscriptions.decisions, core.subscriptions.keyed, core.subscriptions.leases, core.subscriptions.options,
+core.subscriptions.records, core.subscriptions.runs, core.subscriptions.shared, core.subscriptions.turn,
+the standard library.
+Never: trio, time, storage.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from random import Random
+
+from core.errors import BadRequest, NotJoined
+from core.subscriptions.alarms import NEVER, Alarms
+from core.subscriptions.breaker import Breaker
+from core.subscriptions.cursor import Cursor
+from core.subscriptions.decisions import DeadLetter
+from core.subscriptions.keyed import KeyedQueue
+from core.subscriptions.leases import Lease, Subscriber
+from core.subscriptions.options import Mode, Options
+from core.subscriptions.records import Place, Record
+from core.subscriptions.runs import intersect
+from core.subscriptions.shared import Heap, Queue, SharedQueue
+from core.subscriptions.turn import Turn
+
+MAX_WAITING = 10_000  # messages that came back, or were passed over; then nothing fresh is started
+
+
+class State:
+    """One subscription. Everybody here may read it; what moves a message goes through the methods."""
+
+    def __init__(self, name: str, options: Options, starts: Mapping[int, int], random: Random) -> None:
+        self.name = name
+        self.options = options
+        self.random = random
+        self.paused = False
+        self.dirty = True  # has it changed since the last snapshot?
+        self.redelivered = 0
+        self.dead_lettered = 0
+        self.cursors = {partition: Cursor(partition, start) for partition, start in sorted(starts.items())}
+        self.rotation = deque(self.cursors.values())  # which partition is served first
+        self.subscribers: dict[str, Subscriber] = {}
+        self.turn = Turn(1 if options.mode in (Mode.EXCLUSIVE, Mode.FAILOVER) else None)
+        self.keyed = KeyedQueue() if options.mode is Mode.KEY_SHARED else None
+        self.queue: Queue = self.keyed or SharedQueue()
+        self.lonely = Heap(Place.LONELY)
+        self.host: Subscriber | None = None  # who is kept free for, or busy with, a lonely message
+        self.deadlines: Alarms[Lease] = Alarms()
+        self.resting: Alarms[Record] = Alarms()
+        self.dying: list[DeadLetter] = []  # not yet told to the broker
+        self.breaker = Breaker()
+
+    def cursor(self, partition: int) -> Cursor:
+        """Return a partition's cursor. Raises BadRequest."""
+        try:
+            return self.cursors[partition]
+        except KeyError:
+            raise BadRequest(f"subscription {self.name!r} has no partition {partition}") from None
+
+    def member(self, name: str) -> Subscriber:
+        """Return a joined subscriber. Raises NotJoined."""
+        try:
+            return self.subscribers[name]
+        except KeyError:
+            raise NotJoined(f"{name!r} has not joined subscription {self.name!r}") from None
+
+    def waiting(self) -> int:
+        """How many messages are waiting."""
+        return sum(len(cursor.waiting) for cursor in self.cursors.values())
+
+    def lease(
+        self, subscriber: Subscriber, partition: int, offsets: range, attempt: int, recorded: bool, now: float
+    ) -> None:
+        """Put a run in flight."""
+        lease = Lease(subscriber, partition, offsets, attempt, recorded, now)
+        subscriber.add(lease)
+        self.deadlines.set(lease, now + self.options.ack_deadline)
+        self.dirty = True
+
+    def cut(self, lease: Lease, part: range) -> None:
+        """Take some messages out of a lease."""
+        for remaining in lease.subscriber.release(lease, part):
+            self.deadlines.set(remaining, lease.due)
+        lease.due = NEVER
+        self.dirty = True
+
+    def release(self, lease: Lease, part: range) -> None:
+        """End the lease of some messages; the caller says where they are now."""
+        self.cut(lease, part)
+        subscriber = lease.subscriber
+        if subscriber.in_hand:
+            subscriber.in_hand = {(p, o) for p, o in subscriber.in_hand if p != lease.partition or o not in part}
+
+    def take_back(self, lease: Lease, part: range) -> list[Record]:
+        """End the lease of some messages and return them with their records, in offset order."""
+        self.release(lease, part)
+        leased = self.cursors[lease.partition].leased
+        records = []
+        for offset in part:
+            record = leased.pop(offset, None) or Record(lease.partition, offset, lease.attempt)
+            record.holder = lease.subscriber.name
+            records.append(record)
+        return records
+
+    def make_ready(self, record: Record) -> None:
+        """Let a message go out as soon as there is a window, or an idle subscriber if it is to be alone."""
+        self._wait(record, Place.LONELY if record.alone else Place.READY)
+        if record.alone:
+            self.queue.hold(record)
+            self.lonely.push(record)
+        else:
+            self.queue.push(record)
+
+    def make_rest(self, record: Record, until: float) -> None:
+        """Keep a message back for a while."""
+        self._wait(record, Place.RESTING)
+        self.queue.hold(record)
+        self.resting.set(record, until)
+
+    def make_die(self, record: Record) -> None:
+        """Keep a message back until its dead letter is durable."""
+        self._wait(record, Place.DYING)
+        self.queue.hold(record)
+        self.dying.append(DeadLetter(record.partition, record.offset, record.attempts, record.reason))
+
+    def make_leased(self, record: Record, subscriber: Subscriber) -> None:
+        """Note that a waiting message goes to a subscriber; lease() follows."""
+        cursor = self.cursors[record.partition]
+        del cursor.waiting[record.offset]
+        cursor.leased[record.offset] = record
+        record.place = Place.LEASED
+        record.holder = subscriber.name
+        record.attempts += 1
+        self.redelivered += record.attempts > 1
+
+    def settle(self, record: Record) -> None:
+        """Forget a message that has a record; the caller has ended its lease."""
+        cursor = self.cursors[record.partition]
+        cursor.waiting.pop(record.offset, None)
+        cursor.leased.pop(record.offset, None)
+        record.place = Place.SETTLED
+        record.due = NEVER
+        self.queue.settled(record)
+        self.dirty = True
+
+    def forget(self, cursor: Cursor, offsets: range) -> None:
+        """Settle whatever is open among these, in flight or waiting."""
+        for subscriber in self.subscribers.values():
+            for lease in list(subscriber.leases(cursor.partition)):
+                if part := intersect(lease.offsets, offsets):
+                    self.release(lease, part)
+        for record in [record for record in cursor.records() if record.offset in offsets]:
+            self.settle(record)
+        self.dying = [d for d in self.dying if d.partition != cursor.partition or d.offset not in offsets]
+
+    def _wait(self, record: Record, place: Place) -> None:
+        self.cursors[record.partition].waiting[record.offset] = record
+        record.place = place
+        self.dirty = True

@@ -1,0 +1,243 @@
+"""core.subscriptions.subscription: the door to one subscription; every call that the broker makes.
+
+May import: core.errors, core.subscriptions.alarms, core.subscriptions.cursor, core.subscriptions.decisions,
+core.subscriptions.delivery, core.subscriptions.failures, core.subscriptions.leases, core.subscriptions.options,
+core.subscriptions.records, core.subscriptions.report, core.subscriptions.settle, core.subscriptions.snapshot,
+core.subscriptions.state, the standard library.
+Never: trio, time, storage.
+
+Tell it what happened (join, offer, ack, ...), then ask decide() what to do: it is asked once for many events. `now` is
+in seconds, from any clock that does not go back. Nothing here blocks. docs/SUBSCRIPTIONS.md is the contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from random import Random
+
+from core.errors import BadRequest, SubscriptionBusy
+from core.subscriptions import delivery, failures, report, settle, snapshot
+from core.subscriptions.alarms import NEVER
+from core.subscriptions.cursor import Cursor, Settlement
+from core.subscriptions.decisions import Decision
+from core.subscriptions.leases import Subscriber
+from core.subscriptions.options import LARGEST_WINDOW, Mode, Options, check_between
+from core.subscriptions.records import Place, Record
+from core.subscriptions.report import Description
+from core.subscriptions.snapshot import Snapshot
+from core.subscriptions.state import State
+
+
+class Subscription:
+    """A named cursor on a topic, shared by the subscribers that joined it."""
+
+    def __init__(self, name: str, options: Options, starts: Mapping[int, int], random: Random) -> None:
+        """Begin at one offset for each partition."""
+        self._state = State(name, options, starts, random)
+
+    @classmethod
+    def restore(cls, name: str, saved: Snapshot, now: float, random: Random) -> Subscription:
+        """Return the subscription that a snapshot was taken of, with nobody joined."""
+        subscription = cls.__new__(cls)
+        subscription._state = snapshot.restore(name, saved, now, random)
+        return subscription
+
+    # What the broker asks
+
+    def decide(self, now: float) -> list[Decision]:
+        """Carry out what is due and return what to do now, in this order. Call it after every change."""
+        return delivery.decide(self._state, now)
+
+    def next_wakeup(self, now: float) -> float | None:
+        """Return when to call decide() again if nothing happens before; None: there is nothing to wait for."""
+        wakeup = delivery.next_wakeup(self._state, now)
+        return None if wakeup == NEVER else wakeup
+
+    def wanted(self, partition: int) -> range:
+        """Return the fresh messages that could be used: read them as far as they exist, and offer them."""
+        return delivery.wanted(self._state, partition)
+
+    @property
+    def dirty(self) -> bool:
+        """True if the last snapshot is out of date."""
+        return self._state.dirty
+
+    def snapshot(self) -> Snapshot:
+        """Return what must survive a restart; `dirty` is False until the next change."""
+        return snapshot.take(self._state)
+
+    @property
+    def options(self) -> Options:
+        """The settings, fixed for life."""
+        return self._state.options
+
+    @property
+    def paused(self) -> bool:
+        """True while nothing is delivered."""
+        return self._state.paused
+
+    @property
+    def subscribers(self) -> Sequence[str]:
+        """Who has joined, in the order of joining."""
+        return list(self._state.subscribers)
+
+    def floor(self, partition: int) -> int:
+        """Return the lowest offset that is not settled. Raises BadRequest."""
+        return report.floor(self._state, self._state.cursor(partition))
+
+    def describe(self, ends: Mapping[int, int]) -> Description:
+        """Return the subscription in numbers, given the visible end of each partition."""
+        return report.describe(self._state, ends)
+
+    def explain(self, partition: int, offset: int, end: int, now: float) -> str:
+        """Say where a message is and why, given the visible end of its partition. Raises BadRequest."""
+        return report.explain(self._state, partition, offset, end, now)
+
+    # What publishers and retention do
+
+    def offer(self, partition: int, first: int, count: int) -> None:
+        """Fresh messages are at hand. Ignored unless they continue what wanted() said. Raises BadRequest."""
+        cursor = self._state.cursor(partition)
+        if self._state.keyed is not None:
+            raise BadRequest("a key_shared subscription is offered keys")
+        if first <= cursor.end < first + count:
+            cursor.end = first + count
+
+    def offer_keys(self, partition: int, first: int, keys: Sequence[str | None]) -> None:
+        """The same for key_shared: the key, or None, of each message. Raises BadRequest."""
+        state = self._state
+        cursor = state.cursor(partition)
+        if state.keyed is None:
+            raise BadRequest("only a key_shared subscription is offered keys")
+        if not first <= cursor.end < first + len(keys):
+            return
+        for offset in range(cursor.end, first + len(keys)):
+            record = Record(partition, offset)
+            state.keyed.admit(record, keys[offset - first])
+            state.make_ready(record)
+        cursor.next = cursor.end = first + len(keys)
+
+    def advance(self, partition: int, first: int) -> None:
+        """Retention has dropped everything below `first`: skip it. Raises BadRequest."""
+        cursor = self._state.cursor(partition)
+        self._state.forget(cursor, range(first))
+        cursor.dropped = max(cursor.dropped, first)
+        cursor.next = max(cursor.next, first)
+        cursor.end = max(cursor.end, cursor.next)
+        self._state.dirty = True
+
+    # What subscribers do
+
+    def join(self, name: str, window: int | None = None, announces: bool = False) -> None:
+        """Take part. Raises SubscriptionBusy if the mode has no place, BadRequest."""
+        state = self._state
+        if name in state.subscribers:
+            raise BadRequest(f"{name!r} has joined subscription {state.name!r} already")
+        if state.options.mode is Mode.EXCLUSIVE and state.subscribers:
+            holder = next(iter(state.subscribers))
+            raise SubscriptionBusy(f"subscription {state.name!r} is exclusive and {holder!r} has joined it")
+        if window is not None:
+            check_between("window", window, 1, LARGEST_WINDOW)
+        most = state.options.max_in_flight
+        subscriber = Subscriber(name, min(window or most, most), announces)
+        state.subscribers[name] = subscriber
+        state.turn.join(subscriber)
+
+    def leave(self, name: str) -> None:
+        """Go in good order; what is still in flight goes to the others. Raises NotJoined."""
+        failures.leave(self._state, name)
+
+    def died(self, name: str, now: float) -> None:
+        """Go without a word: the connection was lost. Raises NotJoined."""
+        failures.died(self._state, name, now)
+
+    def block(self, name: str, blocked: bool) -> None:
+        """Give a subscriber nothing more while its connection takes nothing more. Raises NotJoined."""
+        self._state.member(name).blocked = blocked
+
+    def ack(self, name: str, partition: int, runs: Iterable[range], now: float) -> int:
+        """Settle messages; returns how many. What is not held is ignored. Raises NotJoined, BadRequest."""
+        return settle.ack(self._state, name, partition, runs, now)
+
+    def nack(
+        self, name: str, partition: int, offset: int, now: float, reason: str = "", delay: float | None = None
+    ) -> bool:
+        """Give a message back as failed; False if it is not held. Raises NotJoined, BadRequest."""
+        return settle.nack(self._state, name, partition, offset, reason, now, delay)
+
+    def extend(self, name: str, partition: int, runs: Iterable[range], seconds: float, now: float) -> int:
+        """Hold messages for so many seconds from now; returns how many. Raises NotJoined, BadRequest."""
+        return settle.extend(self._state, name, partition, runs, seconds, now)
+
+    def extend_all(self, name: str, seconds: float, now: float) -> int:
+        """The same for all that the subscriber holds. Raises NotJoined, BadRequest."""
+        return settle.extend(self._state, name, None, (), seconds, now)
+
+    def started(self, name: str, partition: int, offset: int) -> bool:
+        """The handler starts on this message now; False if it is not held. Raises NotJoined, BadRequest."""
+        return settle.started(self._state, name, partition, offset)
+
+    # What operators do
+
+    def pause(self) -> None:
+        """Deliver nothing until resume()."""
+        self._state.paused = True
+        self._state.dirty = True
+
+    def resume(self) -> None:
+        """Deliver again."""
+        self._state.paused = False
+        self._state.dirty = True
+
+    def seek(self, partition: int, offset: int) -> None:
+        """Begin a partition anew at an offset, and forget all that was known of it. Raises BadRequest."""
+        cursor = self._state.cursor(partition)
+        self._state.forget(cursor, range(cursor.next))
+        cursor.reset(offset)
+        self._state.dirty = True
+
+    def retry(self, partition: int, offset: int, key: str | None = None) -> bool:
+        """Deliver a settled message once more, as if for the first time; False if it is not settled.
+
+        Raises BadRequest.
+        """
+        state, cursor = self._state, self._state.cursor(partition)
+        one = range(offset, offset + 1)
+        leased = any(subscriber.find(partition, one) for subscriber in state.subscribers.values())
+        if leased or offset in cursor.waiting or not cursor.dropped <= offset < cursor.next:
+            return False
+        record = Record(partition, offset)
+        if state.keyed is not None:
+            state.keyed.admit(record, key)
+        state.make_ready(record)
+        state.dirty = True
+        return True
+
+    def add_partition(self, partition: int, start: int) -> None:
+        """The topic has one more partition: begin it there."""
+        cursor = Cursor(partition, start)
+        self._state.cursors[partition] = cursor
+        self._state.rotation.append(cursor)
+        self._state.dirty = True
+
+    # What became of dead letters
+
+    def dead_lettered(self, partition: int, offset: int, now: float) -> None:
+        """The dead letter is durable: settle the message."""
+        cursor = self._state.cursor(partition)
+        record = cursor.waiting.get(offset)
+        if record is None or record.place is not Place.DYING:
+            return  # a seek or retention has been here in between
+        self._state.settle(record)
+        self._state.dead_lettered += 1
+        target = self._state.options.dead_letters_of(self._state.name)
+        cursor.settlements.append(
+            Settlement(range(offset, offset + 1), now, f"dead-lettered to {target} ({record.reason})")
+        )
+
+    def dead_letter_failed(self, partition: int, offset: int, now: float) -> None:
+        """The dead letter could not be stored: decide() brings it again after a backoff."""
+        record = self._state.cursor(partition).waiting.get(offset)
+        if record is not None and record.place is Place.DYING:
+            delay = self._state.options.backoff.delay(record.failures, self._state.random)
+            self._state.resting.set(record, now + max(delay, 1.0))
