@@ -44,21 +44,24 @@ async def serve(
     """Start every long-lived task of the server; returns when `stop` is set and everything received is finished."""
     broker = MessageBroker(engine, settings)
     peers = Peers(broker)
-    async with trio.open_nursery() as keepers:  # outlive all peers
-        keepers.start_soon(engine.run)
-        keepers.start_soon(broker.subscriptions.deliveries.run)
-        async with trio.open_nursery() as sessions:  # given grace to finish
-            async with trio.open_nursery() as doors:  # shut first
-                doors.start_soon(peers.keep_alive)
-                for listener in listeners:
-                    doors.start_soon(peers.accept, listener, sessions)
-                started(broker)
-                await stop.wait()
-                doors.cancel_scope.cancel()
-            broker.draining = True
-            sessions.cancel_scope.deadline = trio.current_time() + settings.server.shutdown_grace
-            peers.drain()
-        keepers.cancel_scope.cancel()
+    async with trio.open_nursery() as storage:  # outlives whoever has something to store
+        storage.start_soon(engine.run)
+        async with trio.open_nursery() as keepers:  # outlive all peers
+            keepers.start_soon(broker.subscriptions.deliveries.run)
+            keepers.start_soon(broker.groups.run)
+            async with trio.open_nursery() as sessions:  # given grace to finish
+                async with trio.open_nursery() as doors:  # shut first
+                    doors.start_soon(peers.keep_alive)
+                    for listener in listeners:
+                        doors.start_soon(peers.accept, listener, sessions)
+                    started(broker)
+                    await stop.wait()
+                    doors.cancel_scope.cancel()
+                broker.draining = True
+                sessions.cancel_scope.deadline = trio.current_time() + settings.server.shutdown_grace
+                peers.drain()
+            keepers.cancel_scope.cancel()
+        storage.cancel_scope.cancel()
 
 
 async def stop_on_signal(signals: AsyncIterator[int], stop: trio.Event) -> None:

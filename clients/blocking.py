@@ -52,10 +52,12 @@ class BrokerClient:
 
     def connect(self, wait: float = 0.0) -> None:
         """Connect now. Raises BrokerUnavailable if that fails: at once, or after `wait` seconds of trying again."""
+        started = self._link.started
         try:
             self._link.open(monotonic() + (wait or self._request_timeout), patient=wait > 0)
         except BaseException:
-            self._link.close()
+            if not started:
+                self._link.close()
             raise
 
     def disconnect(self) -> None:

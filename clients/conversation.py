@@ -104,7 +104,7 @@ class Conversation:
         self._hello = self._request_number()
         return encode_frame(MessageType.HELLO, self._hello, properties=properties)
 
-    def unanswered(self) -> list[memoryview]:
+    def unanswered(self) -> list[bytes]:
         """Return the publishes to send again after Welcome, in order and byte for byte."""
         return self._window.unanswered()
 

@@ -19,9 +19,9 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from clients.conversation import Answered, Conversation, Event, Goodbye, Owed, Pushed, Settled, TurnedAway, Welcome
-from clients.errors import BrokerUnavailable, ConnectionLost, QBError, RequestTimedOut
+from clients.errors import ConnectionLost, QBError
 from clients.publishing import Form
-from clients.recovery import CONNECT_TIMEOUT, Backoff, explain
+from clients.recovery import CONNECT_TIMEOUT, Backoff, Trouble
 from clients.window import Batch
 from core.errors import PeerMisbehaved
 from core.frames import Frame
@@ -70,18 +70,22 @@ class Link:
         self._up = False  # has the broker welcomed us on this socket?
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
-        self._failures = 0
-        self._trouble = ""
+        self._trouble = Trouble(host, port)
 
     # What callers do
+
+    @property
+    def started(self) -> bool:
+        """Is a connection kept up, or at least tried for?"""
+        return self._thread is not None
 
     def open(self, deadline: float, *, patient: bool) -> None:
         """Return when connected. Raises BrokerUnavailable at the first failure, or if `patient` at the deadline."""
         with self._state:
-            failures = self._failures
-            self._wait_for(lambda: self._up or (not patient and self._failures > failures), deadline)
+            failures = self._trouble.failures
+            self._wait_for(lambda: self._up or (not patient and self._trouble.failures > failures), deadline)
             if not self._up:
-                raise BrokerUnavailable(self._why())
+                raise self._trouble.unavailable()
 
     def close(self) -> None:
         """End the connection and the thread. Calls on their way raise; a later call connects anew."""
@@ -134,9 +138,7 @@ class Link:
         with self._state:
             self._calls.pop(number, None)
         if call.answer is None:
-            raise RequestTimedOut(
-                f"{self._host}:{self._port} did not answer in time; it may still carry out the request"
-            )
+            raise self._trouble.unanswered()
         if isinstance(call.answer, QBError):
             raise call.answer
         return call.answer
@@ -158,9 +160,9 @@ class Link:
         with self._state:
             ready = self._wait_for(lambda: self._up and self._conversation.has_room, deadline)
             if not self._up:
-                raise BrokerUnavailable(self._why())
+                raise self._trouble.unavailable()
             if not ready:
-                raise RequestTimedOut(f"{self._host}:{self._port} answers nothing; nothing more was sent")
+                raise self._trouble.stalled()
 
     def _wait_for(self, condition: Callable[[], bool], deadline: float) -> bool:
         """Wait, holding `_state`, with the thread at work. Raises ConnectionLost if somebody closes the link."""
@@ -172,9 +174,6 @@ class Link:
         if self._thread is not thread:
             raise ConnectionLost("this client was disconnected by another thread")
         return met
-
-    def _why(self) -> str:
-        return self._trouble or f"no connection to {self._host}:{self._port} yet"
 
     def _start(self) -> threading.Thread:
         if self._thread is None:
@@ -288,7 +287,7 @@ class Link:
         else:
             self._sending.release()
 
-    def _write_again(self, sock: socket.socket, unanswered: Iterable[memoryview]) -> None:
+    def _write_again(self, sock: socket.socket, unanswered: Iterable[bytes]) -> None:
         try:
             for frames in unanswered:
                 _write(sock, frames)
@@ -297,8 +296,7 @@ class Link:
 
     def _note(self, error: BaseException) -> None:
         with self._state:
-            self._trouble = explain(self._host, self._port, error)
-            self._failures += 1
+            self._trouble.note(error)
             self._state.notify_all()
 
     def _disconnected(self) -> None:
@@ -307,14 +305,14 @@ class Link:
             calls, self._calls = self._calls, {}
             _release(self._conversation.lost())
         for call in calls.values():
-            call.finish(ConnectionLost(f"the connection was lost before the answer came: {self._trouble}"))
+            call.finish(self._trouble.lost())
         if sock is not None:
             _hang_up(sock)
             with self._sending:  # nobody may be writing when the number of the file becomes free for reuse
                 sock.close()
 
 
-def _write(sock: socket.socket, data: bytes | memoryview) -> None:
+def _write(sock: socket.socket, data: bytes) -> None:
     """Write all of it. A failure is left to the reader, who sees the connection end."""
     try:
         sock.sendall(data)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import NamedTuple, overload
 
@@ -29,12 +28,11 @@ class Receipt(NamedTuple):
         return datetime.fromtimestamp(self.timestamp / 1000, UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRun:
-    """Bodies `index` up to `index + count` of one publish_many, at `offset` and following in one partition."""
+class StoredRun(NamedTuple):
+    """`size` bodies of one publish_many, from number `start` on, at `offset` and following in one partition."""
 
-    index: int
-    count: int
+    start: int
+    size: int
     partition: int
     offset: int
 
@@ -48,18 +46,18 @@ class Offsets(Sequence[int]):
     __slots__ = ("_starts", "runs")
 
     def __init__(self, runs: Sequence[StoredRun] = ()) -> None:
-        """`runs` must be sorted by index and must not overlap."""
+        """`runs` must be sorted by start and must not overlap."""
         self.runs = tuple(_joined(runs))
         self._starts = [0]
         for run in self.runs:
-            self._starts.append(self._starts[-1] + run.count)
+            self._starts.append(self._starts[-1] + run.size)
 
     def __len__(self) -> int:
         return self._starts[-1]
 
     def __iter__(self) -> Iterator[int]:
         for run in self.runs:
-            yield from range(run.offset, run.offset + run.count)
+            yield from range(run.offset, run.offset + run.size)
 
     @overload
     def __getitem__(self, index: int) -> int: ...
@@ -80,7 +78,7 @@ class Offsets(Sequence[int]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{run.partition}: {run.offset}–{run.offset + run.count - 1}" for run in self.runs[:4])
+        shown = ", ".join(f"{run.partition}: {run.offset}–{run.offset + run.size - 1}" for run in self.runs[:4])
         return f"<{len(self)} offsets in {len(self.runs)} runs: {shown}{' …' if len(self.runs) > 4 else ''}>"
 
 
@@ -89,11 +87,11 @@ def _joined(runs: Sequence[StoredRun]) -> list[StoredRun]:
     joined: list[StoredRun] = []
     for run in runs:
         if joined and _follows(joined[-1], run):
-            joined[-1] = replace(joined[-1], count=joined[-1].count + run.count)
+            joined[-1] = joined[-1]._replace(size=joined[-1].size + run.size)
         else:
             joined.append(run)
     return joined
 
 
 def _follows(one: StoredRun, two: StoredRun) -> bool:
-    return (one.index + one.count, one.partition, one.offset + one.count) == (two.index, two.partition, two.offset)
+    return (one.start + one.size, one.partition, one.offset + one.size) == (two.start, two.partition, two.offset)

@@ -1,6 +1,6 @@
 """clients.recovery: how long to wait before the next attempt to connect, and what to tell people meanwhile.
 
-May import: the standard library.
+May import: clients.errors, the standard library.
 Never: threads, trio.
 """
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import random
 import socket
+
+from clients.errors import BrokerUnavailable, ConnectionLost, RequestTimedOut
 
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
@@ -28,6 +30,36 @@ class Backoff:
         """Return how many seconds to wait now."""
         pause, self._next = self._next, min(self._next * 2, LONGEST_PAUSE)
         return pause * random.uniform(0.5, 1.0)
+
+
+class Trouble:
+    """What went wrong with one address last, as the errors that callers get."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+        self._text = f"no connection to {host}:{port} yet"
+        self.failures = 0  # attempts that failed and connections that were lost, so far
+
+    def note(self, error: BaseException) -> None:
+        """Take note of why there is no connection (any more)."""
+        self._text = explain(self._host, self._port, error)
+        self.failures += 1
+
+    def unavailable(self) -> BrokerUnavailable:
+        """For a call that was never sent."""
+        return BrokerUnavailable(self._text)
+
+    def stalled(self) -> RequestTimedOut:
+        """For a call that was never sent because earlier ones get no answer."""
+        return RequestTimedOut(f"{self._host}:{self._port} answers nothing; nothing more was sent")
+
+    def unanswered(self) -> RequestTimedOut:
+        """For a request that was sent."""
+        return RequestTimedOut(f"{self._host}:{self._port} did not answer in time; it may still carry out the request")
+
+    def lost(self) -> ConnectionLost:
+        """For a request that was sent, on a connection that is gone."""
+        return ConnectionLost(f"the connection was lost before the answer came: {self._text}")
 
 
 def explain(host: str, port: int, error: BaseException) -> str:

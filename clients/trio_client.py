@@ -52,10 +52,12 @@ class AsyncBrokerClient:
 
     async def connect(self, wait: float = 0.0) -> None:
         """Connect now. Raises BrokerUnavailable if that fails: at once, or after `wait` seconds of trying again."""
+        started = self._link.started
         try:
             await self._link.open(self._deadline(wait or self._request_timeout), patient=wait > 0)
         except BaseException:
-            await self._link.close()
+            if not started:
+                await self._link.close()
             raise
 
     async def disconnect(self) -> None:

@@ -18,9 +18,9 @@ from typing import TypeVar
 import trio
 
 from clients.conversation import Answered, Conversation, Event, Goodbye, Owed, Pushed, Settled, TurnedAway, Welcome
-from clients.errors import BrokerUnavailable, ConnectionLost, QBError, RequestTimedOut
+from clients.errors import ConnectionLost, QBError
 from clients.publishing import Form
-from clients.recovery import CONNECT_TIMEOUT, Backoff, explain
+from clients.recovery import CONNECT_TIMEOUT, Backoff, Trouble
 from clients.window import Batch
 from core.frames import Frame
 
@@ -74,26 +74,30 @@ class TrioLink:
         self._stream: trio.SocketStream | None = None
         self._up = False  # has the broker welcomed us on this stream?
         self._life: Life | None = None
-        self._failures = 0
-        self._trouble = ""
+        self._trouble = Trouble(host, port)
 
     # What callers do
 
+    @property
+    def started(self) -> bool:
+        """Is a connection kept up, or at least tried for?"""
+        return self._life is not None
+
     async def open(self, deadline: float, *, patient: bool) -> None:
         """Return when connected. Raises BrokerUnavailable at the first failure, or if `patient` at the deadline."""
-        failures = self._failures
-        await self._wait_for(lambda: self._up or (not patient and self._failures > failures), deadline)
+        failures = self._trouble.failures
+        await self._wait_for(lambda: self._up or (not patient and self._trouble.failures > failures), deadline)
         if not self._up:
-            raise BrokerUnavailable(self._why())
+            raise self._trouble.unavailable()
 
     async def close(self) -> None:
         """End the connection and the task. Calls on their way raise; a later call connects anew."""
-        life, self._life = self._life, None
+        life, self._life, self._up = self._life, None, False
+        _release(self._conversation.give_up("this client was disconnected"))
         self._changed.unpark_all()
         if life is not None:
             life.scope.cancel()
             await life.ended.wait()
-        _release(self._conversation.give_up("this client was disconnected"))
 
     async def publish(
         self,
@@ -136,9 +140,7 @@ class TrioLink:
         finally:
             self._calls.pop(number, None)
         if call.answer is None:
-            raise RequestTimedOut(
-                f"{self._host}:{self._port} did not answer in time; it may still carry out the request"
-            )
+            raise self._trouble.unanswered()
         if isinstance(call.answer, QBError):
             raise call.answer
         return call.answer
@@ -156,9 +158,9 @@ class TrioLink:
     async def _wait_until_ready(self, deadline: float) -> None:
         ready = await self._wait_for(lambda: self._up and self._conversation.has_room, deadline)
         if not self._up:
-            raise BrokerUnavailable(self._why())
+            raise self._trouble.unavailable()
         if not ready:
-            raise RequestTimedOut(f"{self._host}:{self._port} answers nothing; nothing more was sent")
+            raise self._trouble.stalled()
 
     async def _wait_for(self, condition: Callable[[], bool], deadline: float) -> bool:
         """Wait, with the task at work. Raises ConnectionLost if somebody closes the link."""
@@ -169,9 +171,6 @@ class TrioLink:
         if self._life is not life:
             raise ConnectionLost("this client was disconnected by another task")
         return condition()
-
-    def _why(self) -> str:
-        return self._trouble or f"no connection to {self._host}:{self._port} yet"
 
     def _start(self) -> Life:
         if self._life is None:
@@ -190,6 +189,8 @@ class TrioLink:
                     await trio.sleep(backoff.pause())
         finally:
             life.ended.set()
+            if self._life is life:  # the trio run is over
+                self._life = None
 
     async def _live(self, backoff: Backoff) -> None:
         """One connection, from the attempt to the end."""
@@ -201,8 +202,7 @@ class TrioLink:
             backoff.reset()
             await self._converse(stream)
         except Exception as error:  # a fault of ours too: it must not take the caller's program down
-            self._trouble = explain(self._host, self._port, _plain(error))
-            self._failures += 1
+            self._trouble.note(_plain(error))
         finally:
             self._disconnected()
 
@@ -255,7 +255,7 @@ class TrioLink:
             case TurnedAway(error):
                 raise error
 
-    async def _write(self, stream: trio.SocketStream, data: bytes | memoryview) -> None:
+    async def _write(self, stream: trio.SocketStream, data: bytes) -> None:
         """Write all of it. A failure is left to the reader, who sees the connection end."""
         with trio.CancelScope(shield=True, deadline=trio.current_time() + self._heartbeat_interval):
             try:
@@ -279,7 +279,7 @@ class TrioLink:
         unanswered = self._conversation.unanswered()  # written by a task of its own: this one has to read the answers
         trio.lowlevel.spawn_system_task(self._write_again, stream, unanswered)
 
-    async def _write_again(self, stream: trio.SocketStream, unanswered: Iterable[memoryview]) -> None:
+    async def _write_again(self, stream: trio.SocketStream, unanswered: Iterable[bytes]) -> None:
         try:
             for frames in unanswered:
                 await self._write(stream, frames)
@@ -292,7 +292,7 @@ class TrioLink:
             stream.socket.close()
         calls, self._calls = self._calls, {}
         for call in calls.values():
-            call.finish(ConnectionLost(f"the connection was lost before the answer came: {self._trouble}"))
+            call.finish(self._trouble.lost())
         _release(self._conversation.lost())
         self._changed.unpark_all()
 

@@ -10,21 +10,20 @@ is answered once: what a retry is told again changes nothing.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from clients.errors import PublishUncertain, QBError
 from clients.receipts import Receipt, StoredRun
 from core.frames import frame_length
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """A run of publishes that the broker has stored: number + i is at offset + i."""
 
     number: int
-    count: int
+    size: int
     partition: int
     offset: int
     timestamp: int
@@ -32,12 +31,11 @@ class Stored:
     duplicate: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """A run of publishes that will never be stored, or of which nobody knows."""
 
     number: int
-    count: int
+    size: int
     error: QBError
 
 
@@ -56,13 +54,13 @@ class Batch:
     def answer(self, answer: Stored | Refused) -> None:
         """Note the answer for those numbers of ours that it covers and that have none yet."""
         start = max(answer.number - self.first, 0)
-        stop = min(answer.number + answer.count - self.first, self.count)
+        stop = min(answer.number + answer.size - self.first, self.count)
         while start < stop and (start := self._answered.find(0, start, stop)) >= 0:
             end = self._answered.find(1, start, stop)
             end = stop if end < 0 else end
             self._answered[start:end] = b"\1" * (end - start)
-            self.left -= end - start
             self.answers.append(_part(answer, self.first + start, end - start))
+            self.left -= end - start  # last: who sees 0 here sees all answers
             start = end
 
     @property
@@ -70,12 +68,11 @@ class Batch:
         """How many frames come before the first unanswered one; there must be one."""
         return self._answered.find(0)
 
-    def unanswered(self) -> memoryview:
-        """Return the frames from the first unanswered one on."""
-        position = 0
-        for _ in range(self.first_unanswered):
-            position += frame_length(self.data, position)
-        return memoryview(self.data)[position:]
+    def unanswered(self) -> bytes:
+        """Return the frames without an answer, and only these: one that was refused must not be stored after all."""
+        if self.left == self.count:
+            return self.data
+        return b"".join(frame for frame, done in zip(_frames(self.data), self._answered, strict=True) if not done)
 
     def receipt(self, topic: str) -> Receipt:
         """Return the receipt of a batch of one. Raises why it was not stored, or PublishUncertain."""
@@ -89,8 +86,8 @@ class Batch:
     def stored_runs(self, index: int) -> list[StoredRun]:
         """Return what is stored, in order; `index` is what the caller counts as the batch's first body."""
         stored = [answer for answer in self.answers if isinstance(answer, Stored)]
-        stored.sort(key=attrgetter("number"))
-        return [StoredRun(index + run.number - self.first, run.count, run.partition, run.offset) for run in stored]
+        stored.sort()
+        return [StoredRun(index + run.number - self.first, run.size, run.partition, run.offset) for run in stored]
 
     def failure(self) -> Refused | None:
         """Return the first refusal by number."""
@@ -98,13 +95,21 @@ class Batch:
         return min(refused, key=attrgetter("number"), default=None)
 
 
-def _part(answer: Stored | Refused, number: int, count: int) -> Stored | Refused:
+def _frames(data: bytes) -> Iterator[memoryview]:
+    position, view = 0, memoryview(data)
+    while position < len(data):
+        length = frame_length(data, position)
+        yield view[position : position + length]
+        position += length
+
+
+def _part(answer: Stored | Refused, number: int, size: int) -> Stored | Refused:
     """Return the answer for a part of what it covers."""
-    if (number, count) == (answer.number, answer.count):
+    if (number, size) == (answer.number, answer.size):
         return answer
     if isinstance(answer, Refused):
-        return replace(answer, number=number, count=count)
-    return replace(answer, number=number, count=count, offset=answer.offset + number - answer.number)
+        return answer._replace(number=number, size=size)
+    return answer._replace(number=number, size=size, offset=answer.offset + number - answer.number)
 
 
 class Window:
@@ -136,7 +141,7 @@ class Window:
 
     def answer(self, answer: Stored | Refused) -> list[Batch]:
         """Hand the answer to the batches that it covers; return and forget those that are complete now."""
-        end = answer.number + answer.count
+        end = answer.number + answer.size
         at = max(bisect_right(self._firsts, answer.number) - 1, 0)
         complete: list[Batch] = []
         while at < len(self._batches) and self._firsts[at] < end:
@@ -162,7 +167,7 @@ class Window:
             batch.answer(Refused(batch.first, batch.count, error))
         return batches
 
-    def unanswered(self) -> list[memoryview]:
+    def unanswered(self) -> list[bytes]:
         """Return all that has to be sent again on a new connection, in order."""
         return [batch.unanswered() for batch in self._batches]
 

@@ -1,7 +1,7 @@
 """core.broker: what can be asked of the broker, whichever door it comes through.
 
-May import: core.config, core.errors, core.frames, core.manager, core.names, core.producers, core.reading, core.replies,
-    core.version, storage.engine, msgspec, trio, the standard library.
+May import: core.config, core.consumers, core.errors, core.frames, core.manager, core.names, core.producers,
+    core.reading, core.replies, core.version, storage.engine, msgspec, trio, the standard library.
 Never: sockets, connections, files.
 """
 
@@ -15,6 +15,7 @@ import msgspec
 import trio
 
 from core.config import Settings
+from core.consumers import GroupManager
 from core.errors import (
     BadRequest,
     BrokerError,
@@ -53,6 +54,7 @@ class MessageBroker:
         self.settings = settings
         self.producers = Producers()
         self.subscriptions = SubscriptionManager(engine, self._store_dead_letter)
+        self.groups = GroupManager(engine)
         self.connections = 0
         self.draining = False
         self._started = trio.current_time()
@@ -80,7 +82,7 @@ class MessageBroker:
                 raise BadRequest(f"{name} must not be negative or beyond reason: {value}")
         if topic in self.engine.topics():
             raise TopicExists(topic)
-        return await self.engine.create_topic(
+        made = await self.engine.create_topic(
             Topic(
                 topic=topic,
                 partitions=partitions,
@@ -89,6 +91,8 @@ class MessageBroker:
                 created_ms=now_ms(),
             )
         )
+        self.groups.topic_changed(topic, partitions)
+        return made
 
     async def delete_topic(self, topic: str, if_unused: bool = False) -> dict[str, Any]:
         """Remove a topic and everything in it. Raises UnknownTopic, TopicInUse."""
@@ -98,6 +102,7 @@ class MessageBroker:
             raise TopicInUse(f"topic {topic!r} has subscriptions: {', '.join(sorted(live.name for live in used_by))}")
         await self.subscriptions.topic_deleted(topic)
         await self.engine.delete_topic(topic)
+        await self.groups.topic_deleted(topic)
         self._turns.pop(topic, None)
         return {}
 

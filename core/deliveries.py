@@ -96,8 +96,6 @@ class Deliveries:
     def add(self, live: Live) -> None:
         """Put a subscription into service."""
         self._lives[live.name] = live
-        for each in live.logs.values():
-            live.unwatch.append(each.watch(lambda: self._log_moved(live)))
         self.touch(live)
 
     def remove(self, live: Live, reason: str) -> None:
@@ -106,31 +104,37 @@ class Deliveries:
         for gone_from in (self._ready, self._dirty):
             gone_from.pop(live, None)
         del self._lives[live.name]
-        for unwatch in live.unwatch:
-            unwatch()
         for outlet in list(live.outlets.values()):
             outlet.removed(live.name, reason)
         live.outlets.clear()
+        self._watch_logs(live)
 
     def join(self, live: Live, outlet: Outlet, window: int | None, announces: bool) -> None:
         """Let a subscriber take part. Raises SubscriptionBusy, BadRequest."""
         live.subscription.join(outlet.name, window, announces)
         live.outlets[outlet.name] = outlet
+        self._watch_logs(live)
         self.touch(live)
 
     def leave(self, live: Live, outlet: Outlet, *, died: bool) -> None:
         """A subscriber goes, in good order or not; what it had goes to the others."""
         if live.outlets.pop(outlet.name, None) is None:
             return
+        self._watch_logs(live)
         if died:
             live.subscription.died(outlet.name, trio.current_time())
         else:
             live.subscription.leave(outlet.name)
         self.touch(live)
 
-    def _log_moved(self, live: Live) -> None:
-        if live.outlets:
-            self.touch(live)
+    def _watch_logs(self, live: Live) -> None:
+        """Watch the logs while somebody has joined: a publish costs nothing for subscriptions that nobody uses."""
+        if live.outlets and not live.unwatch:
+            live.unwatch = [each.watch(lambda: self.touch(live)) for each in live.logs.values()]
+        elif not live.outlets:
+            for unwatch in live.unwatch:
+                unwatch()
+            live.unwatch = []
 
     # Serving
 

@@ -30,7 +30,8 @@ MAX_TOPICS = 100  # of one member
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """Where a member stands: the answer to join, sync and heartbeat."""
 
-    generation: int
+    generation: int  # the newest one
+    synced: int  # the one to commit with; 0: none yet
     rebalance: bool  # give up what `partitions` does not list, then sync `generation`
     partitions: tuple[Partition, ...]  # all that it may go on with or take up now
     waiting: tuple[Partition, ...]  # what comes as soon as others have given it up
@@ -204,6 +205,7 @@ class Groups:
         self._news.discard((group.name, member.member))  # this is how it is told
         return Standing(
             generation=group.generation,
+            synced=member.synced,
             rebalance=not group.is_synced(member),
             partitions=group.held(member),
             waiting=group.awaited(member),

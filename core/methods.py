@@ -1,6 +1,6 @@
 """core.methods: the broker's methods by name, with their arguments checked.
 
-May import: core.broker, core.errors, core.manager, msgspec, the standard library.
+May import: core.broker, core.consumers, core.errors, core.manager, msgspec, the standard library.
 Never: trio, socket, storage.
 
 One row a method. The binary door calls them with REQUEST frames; the other doors call the same rows.
@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import msgspec
 
 from core.broker import MessageBroker
+from core.consumers import GroupCommit, GroupManager
 from core.errors import BadRequest
 from core.manager import SubscriptionManager
 
@@ -116,6 +117,54 @@ class ChooseDeadLetters(Arguments):
     numbers: list[int] | None = None
 
 
+class JoinGroup(Arguments):
+    group: str
+    member: str
+    topics: list[str]
+    session_timeout: float = 10.0
+    rebalance_timeout: float | None = None
+
+
+class SyncGroup(Arguments):
+    group: str
+    member: str
+    generation: int
+
+
+class HeartbeatGroup(Arguments):
+    group: str
+    member: str
+    generation: int | None = None
+
+
+class LeaveGroup(Arguments):
+    group: str
+    member: str
+
+
+class CommitOffsets(Arguments):
+    group: str
+    offsets: list[GroupCommit]
+    member: str | None = None
+    generation: int | None = None
+
+
+class CommittedOffsets(Arguments):
+    group: str
+    topic: str | None = None
+
+
+class ResetGroup(Arguments):
+    group: str
+    topic: str
+    to: int | str
+    partition: int | None = None
+
+
+class NameGroup(Arguments):
+    group: str
+
+
 class Method(NamedTuple):
     """A method's arguments, and what carries it out."""
 
@@ -126,6 +175,11 @@ class Method(NamedTuple):
 def _managed(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     """Return a method of the subscription manager as one of the broker."""
     return lambda broker, **arguments: call(broker.subscriptions, **arguments)
+
+
+def _grouped(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Return a method of the group manager as one of the broker."""
+    return lambda broker, **arguments: call(broker.groups, **arguments)
 
 
 METHODS: dict[str, Method] = {
@@ -146,6 +200,16 @@ METHODS: dict[str, Method] = {
     "dead_letters": Method(ListDeadLetters, _managed(SubscriptionManager.dead_letters)),
     "retry_dead_letters": Method(ChooseDeadLetters, _managed(SubscriptionManager.retry_dead_letters)),
     "purge_dead_letters": Method(ChooseDeadLetters, _managed(SubscriptionManager.purge_dead_letters)),
+    "join_group": Method(JoinGroup, _grouped(GroupManager.join)),
+    "sync_group": Method(SyncGroup, _grouped(GroupManager.sync)),
+    "heartbeat_group": Method(HeartbeatGroup, _grouped(GroupManager.heartbeat)),
+    "leave_group": Method(LeaveGroup, _grouped(GroupManager.leave)),
+    "commit_offsets": Method(CommitOffsets, _grouped(GroupManager.commit)),
+    "committed_offsets": Method(CommittedOffsets, _grouped(GroupManager.committed)),
+    "reset_group": Method(ResetGroup, _grouped(GroupManager.reset)),
+    "list_groups": Method(NoArguments, _grouped(GroupManager.list_all)),
+    "describe_group": Method(NameGroup, _grouped(GroupManager.describe)),
+    "delete_group": Method(NameGroup, _grouped(GroupManager.delete)),
     "server_info": Method(NoArguments, MessageBroker.server_info),
 }
 

@@ -68,8 +68,9 @@ async def _wait_for(log: PartitionLog, offset: int, limits: Limits) -> None:
 
 
 async def _is_enough(log: PartitionLog, offset: int, limits: Limits) -> bool:
-    chunk = await log.read(offset, min(limits.min_bytes, limits.max_bytes))
-    return len(chunk.data) >= min(limits.min_bytes, limits.max_bytes) or len(chunk.positions) >= limits.max_messages
+    """Is there so much that waiting longer would not bring more in one answer, or as much as was asked for?"""
+    chunk = await log.read(offset, limits.max_bytes)
+    return len(chunk.data) >= limits.min_bytes or chunk.next_offset < log.end_offset
 
 
 def first_messages(chunk: Chunk, most: int) -> Chunk:

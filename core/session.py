@@ -34,6 +34,10 @@ MAX_WAITING_FETCHES = 64  # of one peer; one more is waited for before the next 
 QUEUED_LIMIT = 1 << 20  # replies that a peer has not read: past this, its requests are not read either
 
 
+class Answered(Exception):
+    """A request was refused in a way that the connection does not survive; the peer has been told."""
+
+
 class Session:
     """A peer from its first byte to its last."""
 
@@ -74,11 +78,12 @@ class Session:
                     self.heard_at = trio.current_time()
                     self._connection.receive(data)
                     await self._handle_events(answers)
+        except Answered:
+            pass
         except BrokerError as error:  # one that the connection does not survive
             self._transport.send(refusal(self._connection.peek_number(), error))
         except Exception:
-            log.exception("session with %s ended by a fault of ours", self.name)
-            self._transport.send(refusal(0, Internal("internal error; the broker's log has the details")))
+            self._transport.send(refusal(self._connection.peek_number(), self._own_fault()))
 
     async def _finish(self) -> None:
         """Wait until everything received is answered and the answers are sent, then say goodbye if we drain."""
@@ -95,6 +100,7 @@ class Session:
     def drop(self, why: str) -> None:
         """End the session at once."""
         log.info("dropped %s: %s", self.name, why)
+        self._transport.abort()
         self._scope.cancel()
 
     def check_life(self, interval: float) -> None:
@@ -128,18 +134,32 @@ class Session:
         """Answer a FETCH in a task of its own: it may wait, and the requests behind it shall not."""
         try:
             await self._answer(frame)
+        except Answered:
+            self.drain()
         finally:
             self._fetches -= 1
 
     async def _answer(self, frame: Frame) -> None:
+        """Carry out a request and answer it. Raises Answered if that was the last answer."""
         try:
             answer = await HANDLERS[frame.type](self, frame)
         except BrokerError as error:
-            if not REPLIES[type(error)].survives:
-                raise
-            answer = refusal(frame.sequence_number, error)
-        if answer:
-            self._transport.send(answer)
+            self._refuse(frame, error)
+        except Exception:
+            self._refuse(frame, self._own_fault())
+        else:
+            if answer:
+                self._transport.send(answer)
+
+    def _refuse(self, frame: Frame, error: BrokerError) -> None:
+        self._transport.send(refusal(frame.sequence_number, error))
+        if not REPLIES[type(error)].survives:
+            raise Answered(str(error))
+
+    def _own_fault(self) -> Internal:
+        """Log the exception that is being handled; returns what the peer is told about it."""
+        log.exception("session with %s ended by a fault of ours", self.name)
+        return Internal("internal error; the broker's log has the details")
 
     # Requests
 

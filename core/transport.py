@@ -10,6 +10,7 @@ step of the event loop that decided it, with no task to wake; only what the kern
 from __future__ import annotations
 
 import socket
+import struct
 from collections import deque
 from collections.abc import Callable
 
@@ -107,6 +108,10 @@ class Transport:
         while self.queued > limit:
             changed = self._changed
             await changed.wait()
+
+    def abort(self) -> None:
+        """Make close() a reset: what the peer has not read is thrown away, in the kernel too."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     def close(self) -> None:
         """Close the socket; waiting tasks are told."""

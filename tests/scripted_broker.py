@@ -55,6 +55,7 @@ class ScriptedBroker:
         self.refuse: dict[bytes, str] = {}  # body -> code
         self.connections = 0
         self.duplicates = 0
+        self.ignored = 0  # frames that silent connections received
         self._plans = list(plans)
         self._partitions, self._max_message_size = partitions, max_message_size
         self._next_offsets = [0] * partitions
@@ -166,7 +167,7 @@ class _Peer:
         if frame.type == MessageType.HELLO:
             self.hello(frame)
         elif self.plan.silent:
-            return
+            self.broker.ignored += 1
         elif frame.type == MessageType.PUBLISH:
             self.publish(frame)
         elif frame.type == MessageType.REQUEST:

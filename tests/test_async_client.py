@@ -74,6 +74,13 @@ async def test_a_client_that_is_never_disconnected_does_not_keep_the_run_from_en
     assert scripted.bodies == [b"x"]
 
 
+def test_a_client_may_be_used_in_one_trio_run_after_another(scripted: ScriptedBroker) -> None:
+    client = AsyncBrokerClient(port=scripted.port)
+    for offset in range(2):
+        assert trio.run(client.publish, "orders", b"x").offset == offset
+    assert scripted.connections == 2
+
+
 async def test_requests_are_answered_or_refused(client: AsyncBrokerClient) -> None:
     created = await client.create_topic("orders", partitions=3)
     assert created["arguments"] == {"topic": "orders", "partitions": 3}
@@ -303,7 +310,11 @@ async def test_many_publishes_survive_kill_9_of_a_real_broker_without_a_duplicat
             yield b"%d" % i
 
     async with AsyncBrokerClient(port=broker.port) as client:
-        await client.create_topic("orders")
-        assert await client.publish_many("orders", bodies()) == range(60_000)
-        [log] = (await client.describe_topic("orders"))["logs"]
-        assert log["next_offset"] == 60_000
+        await client.create_topic("orders", partitions=3)
+        offsets = await client.publish_many("orders", bodies())
+        assert len(offsets) == 60_000
+        logs = (await client.describe_topic("orders"))["logs"]
+        assert sum(log["next_offset"] for log in logs) == 60_000
+        for log in logs:
+            stored = [run for run in offsets.runs if run.partition == log["partition"]]
+            assert sum(run.size for run in stored) == log["next_offset"]

@@ -142,7 +142,7 @@ def test_a_refusal_among_many_says_where_and_what_was_stored(scripted: ScriptedB
     assert caught.value.index == 2
     assert caught.value.stored == [0, 1, 2, 3]
     assert isinstance(caught.value.__cause__, DiskFull)
-    assert [(run.index, run.count) for run in caught.value.stored.runs] == [(0, 2), (3, 2)]  # type: ignore[attr-defined]
+    assert [(run.start, run.size) for run in caught.value.stored.runs] == [(0, 2), (3, 2)]  # type: ignore[attr-defined]
 
 
 def test_a_body_too_large_among_many_stops_there(scripted: ScriptedBroker, client: BrokerClient) -> None:
@@ -247,5 +247,5 @@ def test_offsets_of_many_are_right_when_a_real_broker_picks_the_partitions(broke
         offsets = client.publish_many("orders", numbered(10_000))
         assert len(offsets) == 10_000
         counts = [log["next_offset"] for log in client.describe_topic("orders")["logs"]]
-        found = [sum(run.count for run in offsets.runs if run.partition == partition) for partition in range(4)]
+        found = [sum(run.size for run in offsets.runs if run.partition == partition) for partition in range(4)]
         assert found == counts

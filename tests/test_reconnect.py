@@ -166,7 +166,7 @@ def test_a_call_made_before_the_broker_is_up_succeeds_when_it_comes() -> None:
     done = threading.Event()
     thread = threading.Thread(target=lambda: (client.publish("orders", b"x"), done.set()))
     thread.start()
-    while not client._link._failures:  # the first attempt has been refused
+    while not client._link._trouble.failures:  # the first attempt has been refused
         assert not done.wait(0.01)
     with ScriptedBroker(port=port) as broker:
         assert done.wait(20)
@@ -213,13 +213,26 @@ def test_disconnect_ends_the_waiting_of_other_threads() -> None:
 
         thread = threading.Thread(target=work)
         thread.start()
-        with client._link._state:
-            pass
-        while not client._conversation.unanswered():
-            pass
+        broker.wait_for(lambda: broker.ignored)
         client.disconnect()
         thread.join()
         assert "disconnected" in str(failures[0])
+
+
+def test_a_failed_connect_leaves_alone_those_who_wait_for_the_broker() -> None:
+    port = free_port()
+    client = BrokerClient(port=port)
+    receipts: list[int] = []
+    thread = threading.Thread(target=lambda: receipts.append(client.publish("orders", b"x").offset))
+    thread.start()
+    while not client._link.started:
+        pass
+    with pytest.raises(BrokerUnavailable):
+        client.connect()
+    with ScriptedBroker(port=port):
+        thread.join()
+        client.disconnect()
+    assert receipts == [0]
 
 
 def test_pauses_grow_up_to_a_limit_and_start_anew() -> None:

@@ -132,6 +132,7 @@ class Machine(RuleBasedStateMachine):
     @rule(partition=partitions, keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=9))
     def publish(self, partition: int, keys: list[str | None]) -> None:
         self.keys[partition] += keys
+        self.deliver()
 
     @precondition(lambda self: len(self.windows) < (1 if self.mode is Mode.EXCLUSIVE else 4))
     @rule(window=st.integers(1, 6), announces=st.booleans())
@@ -144,6 +145,7 @@ class Machine(RuleBasedStateMachine):
         if announces:
             self.announces.add(name)
         self.given.clear()
+        self.deliver()
 
     def gone(self, name: str) -> None:
         for message in self.held_by(name):
@@ -152,15 +154,17 @@ class Machine(RuleBasedStateMachine):
         self.given.clear()
 
     @precondition(lambda self: self.windows)
-    @rule(random=chance)
-    def leave(self, random: Random) -> None:
+    @rule(random=chance, then_deliver=st.booleans())
+    def leave(self, random: Random, then_deliver: bool) -> None:
         name = self.pick(random)
         self.subscription.leave(name)
         self.gone(name)
+        if then_deliver:
+            self.deliver()
 
     @precondition(lambda self: self.windows)
-    @rule(random=chance)
-    def die(self, random: Random) -> None:
+    @rule(random=chance, then_deliver=st.booleans())
+    def die(self, random: Random, then_deliver: bool) -> None:
         name = self.pick(random)
         held, named = self.held_by(name), self.named[name]
         in_hand = held
@@ -174,6 +178,8 @@ class Machine(RuleBasedStateMachine):
             self.model.failures[in_hand[0]] += 2  # this death, and perhaps the one before
         if len(in_hand) == 1 or named:
             self.model.alone.update(in_hand)
+        if then_deliver:
+            self.deliver()
 
     @precondition(lambda self: self.holds)
     @rule(random=chance)
@@ -207,6 +213,10 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.windows)
     @rule(random=chance)
+    def ack_everything_and_go_on(self, random: Random) -> None:
+        self.ack_everything(random)
+        self.deliver()
+
     def ack_everything(self, random: Random) -> None:
         name = self.pick(random)
         for partition in PARTITIONS:
@@ -445,7 +455,7 @@ class Machine(RuleBasedStateMachine):
 def machine(mode: Mode) -> Any:
     test = type(f"{mode.name}Machine", (Machine,), {"mode": mode}).TestCase
     test.settings = settings(
-        max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+        max_examples=50, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     return test
 

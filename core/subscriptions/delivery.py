@@ -44,7 +44,7 @@ def next_wakeup(state: State, now: float) -> float:
 
 def _has_work(state: State) -> bool:
     fresh = any(cursor.next < cursor.end for cursor in state.cursors.values())
-    return bool(len(state.turn) and (fresh or state.queue or state.lonely.first()))
+    return bool(len(state.turn) and (fresh or state.queue.may_have_work() or state.lonely.first()))
 
 
 def _deliveries(state: State, now: float) -> list[Deliver]:

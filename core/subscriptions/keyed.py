@@ -111,7 +111,7 @@ class KeyedQueue:
         yield from self._assign_unbound(turn)
         yield from self._assign_bound(turn)  # the rest of the lanes that were bound just now
 
-    def __bool__(self) -> bool:
+    def may_have_work(self) -> bool:
         return any(self._agendas.values())
 
     def _assign_bound(self, turn: Turn) -> Iterator[tuple[Subscriber, Record]]:

@@ -43,15 +43,14 @@ def subtract(a: range, part: range) -> list[range]:
 
 def runs_of(offsets: Iterable[int]) -> Iterator[range]:
     """Cut a row of offsets into runs, keeping its order."""
-    first = last = step = -1
+    run = EMPTY
     for offset in offsets:
-        if first < 0:
-            first = last = offset
-        elif offset - last == step or (first == last and offset > last):
-            last, step = offset, offset - last
+        step = offset - run[-1] if run else 0
+        if step > 0 and (len(run) == 1 or step == run.step):
+            run = range(run.start, offset + 1, step)
         else:
-            yield range(first, last + 1, max(1, step))
-            first = last = offset
-            step = -1
-    if first >= 0:
-        yield range(first, last + 1, max(1, step))
+            if run:
+                yield run
+            run = range(offset, offset + 1)
+    if run:
+        yield run

@@ -48,7 +48,7 @@ class Queue(Protocol):
         Each one counts in `subscriber.promised` before the next is asked for; stopping early loses nothing.
         """
 
-    def __bool__(self) -> bool:
+    def may_have_work(self) -> bool:
         """False if there is surely nothing to assign."""
 
 
@@ -107,5 +107,5 @@ class SharedQueue:
             self._ready.pop()
             yield subscriber, record
 
-    def __bool__(self) -> bool:
+    def may_have_work(self) -> bool:
         return self._ready.first() is not None

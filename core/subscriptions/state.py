@@ -45,7 +45,7 @@ class State:
         self.subscribers: dict[str, Subscriber] = {}
         self.turn = Turn(1 if options.mode in (Mode.EXCLUSIVE, Mode.FAILOVER) else None)
         self.keyed = KeyedQueue() if options.mode is Mode.KEY_SHARED else None
-        self.queue: Queue = self.keyed or SharedQueue()
+        self.queue: Queue = SharedQueue() if self.keyed is None else self.keyed
         self.lonely = Heap(Place.LONELY)
         self.host: Subscriber | None = None  # who is kept free for, or busy with, a lonely message
         self.deadlines: Alarms[Lease] = Alarms()

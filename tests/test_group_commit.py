@@ -1,0 +1,346 @@
+"""Batches on their way to the disk: gathering, answering, and what happens when the disk fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from stores import everything, give, logs, make_run, open_engine, opened, running, store
+
+from core.errors import BrokerError, DiskFull, LogPoisoned, ShuttingDown, UnknownTopic
+from storage.engine import Range, Topic
+
+
+class Gate:
+    """Holds every fdatasync until it is opened."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.reached, self.open, self.calls = threading.Event(), threading.Event(), 0
+        real = os.fdatasync
+
+        def sync(fd: int) -> None:
+            self.calls += 1
+            self.reached.set()
+            assert self.open.wait(30)
+            real(fd)
+
+        patch.setattr(os, "fdatasync", sync)
+
+
+async def reached(event: threading.Event) -> None:
+    assert await trio.to_thread.run_sync(event.wait, 10)
+
+
+async def test_what_arrives_while_a_batch_is_synced_goes_into_the_next_one_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as engine:
+        log = engine.log("t", 0)
+        gate = Gate(monkeypatch)
+        first = give(log, [b"first"])
+        await reached(gate.reached)
+        others = [give(log, [b"%d" % number, b"+"], producer_id=9, first_number=1 + 2 * number) for number in range(50)]
+        assert not any(other.calls for other in others)
+        gate.open.set()
+        for receipt in (first, *others):
+            await receipt.wait()
+        assert gate.calls == 2
+        assert [len(receipt.calls) for receipt in (first, *others)] == [1] * 51
+        assert list(log.ranges()) == [Range(9, 1, 1, 100)]
+        assert (await everything(log))[:3] == [b"first", b"0", b"+"]
+
+
+async def test_logs_do_not_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(tmp_path) as engine:
+        await engine.create_topic(Topic(topic="u"))
+        slow = threading.Event()
+        fd_of_t = [0]
+        real = os.fdatasync
+
+        def sync(fd: int) -> None:
+            if os.readlink(f"/proc/self/fd/{fd}").endswith("/t/0/00000000000000000000.log"):
+                fd_of_t[0] = fd
+                assert slow.wait(30)
+            real(fd)
+
+        monkeypatch.setattr(os, "fdatasync", sync)
+        waiting = give(engine.log("t", 0), [b"slow"])
+        await store(engine.log("u", 0), b"fast")
+        assert waiting.calls == []
+        slow.set()
+        await waiting.wait()
+        assert fd_of_t[0]
+
+
+async def test_a_log_without_room_says_so_until_its_batch_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, max_pending_bytes=1000) as engine:
+        log = engine.log("t", 0)
+        gate = Gate(monkeypatch)
+        give(log, [b"x" * 2000])
+        assert log.has_room  # it is being written, not waiting
+        give(log, [b"x" * 500])
+        assert log.has_room
+        last = give(log, [b"x" * 500])
+        assert not log.has_room
+        await reached(gate.reached)
+        gate.open.set()
+        await log.wait_for_room()
+        assert log.has_room
+        await last.wait()
+
+
+async def test_a_failed_sync_poisons_the_log_until_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as engine:
+        log = engine.log("t", 0)
+        await engine.create_topic(Topic(topic="u"))
+        await store(log, b"durable")
+        calls = []
+
+        def failing(fd: int) -> None:
+            calls.append(fd)
+            raise OSError(errno.EIO, "Input/output error")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", failing)
+            first, second = give(log, [b"a"]), give(log, [b"b"])
+            for receipt in (first, second):
+                with pytest.raises(LogPoisoned, match="Input/output error"):
+                    await receipt.wait()
+        assert len(calls) == 1  # never tried again
+        assert (log.end_offset, log.next_offset) == (1, 1)
+        assert log.state().status == "poisoned"
+        with pytest.raises(LogPoisoned):
+            give(log, [b"c"])
+        await log.wait_for_room()
+        assert await everything(log) == [b"durable"]
+        await store(engine.log("u", 0), b"others go on")
+    async with opened(tmp_path) as engine:
+        assert await everything(engine.log("t", 0)) == [b"durable"]
+        await store(engine.log("t", 0), b"again")
+
+
+FAILURES = [(errno.ENOSPC, DiskFull), (errno.EDQUOT, DiskFull), (errno.EFBIG, DiskFull), (errno.EIO, LogPoisoned)]
+
+
+@pytest.mark.parametrize(("code", "kind"), FAILURES)
+async def test_a_write_that_fails_halfway_is_cut_off_and_the_next_one_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[BrokerError]
+) -> None:
+    async with opened(tmp_path) as engine:
+        log = engine.log("t", 0)
+        await store(log, b"kept")
+        size = logs(tmp_path)[0].stat().st_size
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", writes_half_and_fails(os.pwrite, code))
+            receipts = [give(log, [b"x" * 100], producer_id=5, first_number=number) for number in (1, 2, 3)]
+            for receipt in receipts:
+                with pytest.raises(kind):
+                    await receipt.wait()
+        assert [len(receipt.calls) for receipt in receipts] == [1, 1, 1]
+        assert logs(tmp_path)[0].stat().st_size == size
+        assert (log.end_offset, log.next_offset, log.state().status) == (1, 1, "ok")
+        assert list(log.ranges()) == []
+        await store(log, b"next")
+        assert await everything(log) == [b"kept", b"next"]
+    async with opened(tmp_path) as engine:
+        assert engine.recovery.cut_bytes == 0
+        assert await everything(engine.log("t", 0)) == [b"kept", b"next"]
+
+
+def writes_half_and_fails(real: Callable[..., int], code: int) -> Callable[..., int]:
+    def pwrite(fd: int, data: bytes, position: int) -> int:
+        if len(data) < 60:
+            raise OSError(code, os.strerror(code))
+        return real(fd, bytes(data)[: len(data) // 2], position)
+
+    return pwrite
+
+
+async def test_a_write_whose_remains_cannot_be_cut_poisons_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as engine:
+        log = engine.log("t", 0)
+        await store(log, b"kept")
+
+        def failing(fd: int, size: int) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", writes_half_and_fails(os.pwrite, errno.ENOSPC))
+            patch.setattr(os, "ftruncate", failing)
+            with pytest.raises(LogPoisoned, match="cut off"):
+                await store(log, b"x" * 100)
+        assert log.state().status == "poisoned"
+    async with opened(tmp_path) as engine:
+        assert engine.recovery.cut_bytes > 0
+        assert await everything(engine.log("t", 0)) == [b"kept"]
+
+
+async def test_a_new_segment_that_cannot_be_made_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, segment_bytes=50) as engine:
+        log = engine.log("t", 0)
+        await store(log, b"a")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+            with pytest.raises(DiskFull):
+                await store(log, b"b")
+        assert [path.name for path in sorted(logs(tmp_path)[0].parent.iterdir())] == [
+            "00000000000000000000.idx", "00000000000000000000.log"
+        ]  # fmt: skip
+        await store(log, b"c")
+        assert await everything(log) == [b"a", b"c"]
+        assert len(logs(tmp_path)) == 2
+
+
+async def test_a_batch_that_fails_in_a_new_segment_leaves_that_segment_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, segment_bytes=50) as engine:
+        log = engine.log("t", 0)
+        await store(log, b"a")
+        real = os.pwrite
+
+        def only_seals(fd: int, data: bytes, position: int) -> int:
+            if len(data) > 80:
+                raise OSError(errno.ENOSPC, "full")
+            return real(fd, data, position)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", only_seals)
+            with pytest.raises(DiskFull):
+                await store(log, b"b" * 100)
+        assert len(logs(tmp_path)) == 2
+        await store(log, b"c")
+        assert len(logs(tmp_path)) == 2
+    async with opened(tmp_path) as engine:
+        assert await everything(engine.log("t", 0)) == [b"a", b"c"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    mounted = subprocess.run(mount, capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("this test needs the right to mount a tmpfs")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+async def test_a_full_disk_refuses_publishes_keeps_reads_going_and_recovers(small_disk: Path) -> None:
+    async with opened(small_disk) as engine:
+        log = engine.log("t", 0)
+        stored = 0
+        with pytest.raises(DiskFull):
+            while True:
+                await store(log, b"x" * 50_000)
+                stored += 1
+        assert stored > 3
+        with pytest.raises(DiskFull):
+            await store(log, b"y" * 500_000)
+        assert log.end_offset == log.next_offset == stored
+        assert await everything(log) == [b"x" * 50_000] * stored
+        filler = small_disk / "filler"
+        with pytest.raises(OSError), filler.open("wb") as file:
+            file.write(b"z" * 2**20)
+        with pytest.raises(DiskFull):
+            await engine.create_topic(Topic(topic="more", partitions=400))
+        assert "more" not in engine.topics()
+        filler.unlink()
+        small = give(log, [b"small"])
+        await small.wait()
+        assert await everything(log) == [b"x" * 50_000] * stored + [b"small"]
+    async with opened(small_disk) as engine:
+        assert engine.log("t", 0).end_offset == stored + 1
+
+
+async def test_what_was_given_before_the_end_is_finished_and_what_comes_after_is_refused(tmp_path: Path) -> None:
+    engine = open_engine(tmp_path)
+    async with running(engine):
+        await engine.create_topic(Topic(topic="t"))
+        log = engine.log("t", 0)
+        receipts = [give(log, [b"%d" % number]) for number in range(20)]
+    assert [receipt.calls[0][0] for receipt in receipts] == [None] * 20
+    assert [len(receipt.calls) for receipt in receipts] == [1] * 20
+    with pytest.raises(ShuttingDown):
+        log.append(make_run(log.next_offset, [b"late"]), lambda *_: None)
+    async with opened(tmp_path) as engine:
+        assert await everything(engine.log("t", 0)) == [b"%d" % number for number in range(20)]
+
+
+async def test_a_disk_that_never_answers_does_not_keep_the_broker_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.local.FINISH_WITHIN", 0.01)
+    engine = open_engine(tmp_path)
+    async with running(engine):
+        await engine.create_topic(Topic(topic="t"))
+        gate = Gate(monkeypatch)
+        stuck = give(engine.log("t", 0), [b"stuck"])
+        gathered = give(engine.log("t", 0), [b"gathered"])
+        await reached(gate.reached)
+    gate.open.set()
+    for receipt in (stuck, gathered):
+        assert [type(error) for error, _ in receipt.calls] == [ShuttingDown]
+
+
+async def test_deleting_a_topic_refuses_what_waits_and_finishes_what_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as engine:
+        log = engine.log("t", 0)
+        gate = Gate(monkeypatch)
+        written, waiting = give(log, [b"a"]), give(log, [b"b"])
+        await reached(gate.reached)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.delete_topic, "t")
+            with pytest.raises(UnknownTopic):
+                await waiting.wait()
+            assert written.calls == []
+            gate.open.set()
+        await written.wait()
+        with pytest.raises(UnknownTopic):
+            give(log, [b"c"])
+        with pytest.raises(UnknownTopic):
+            await log.read(0, 100)
+        assert len(waiting.calls) == len(written.calls) == 1
+
+
+async def test_an_answer_that_fails_does_not_keep_the_others_from_theirs(tmp_path: Path) -> None:
+    async with opened(tmp_path) as engine:
+        log = engine.log("t", 0)
+
+        def broken(error: BrokerError | None, append_ms: int) -> None:
+            raise ValueError("a bug of the caller")
+
+        log.append(make_run(0, [b"a"]), broken)
+        log.append(make_run(1, [b"b"]), broken)
+        await store(log, b"c")
+        assert log.end_offset == 3
+
+
+async def test_without_fsync_nothing_is_synced_but_new_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, fsync_on_write=False) as engine:
+        assert engine.durability == "written"
+        gate = Gate(monkeypatch)
+        gate.open.set()
+        for _ in range(5):
+            await store(engine.log("t", 0), b"x")
+        assert gate.calls == 0

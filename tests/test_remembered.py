@@ -1,0 +1,55 @@
+"""What a partition remembers of its producers, and that it stays bounded."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage import remembered
+from storage.engine import Range
+from storage.remembered import MAX_PRODUCERS, MAX_RANGES, WINDOW, Remembered
+
+
+def test_ranges_that_go_on_in_numbers_and_offsets_are_one() -> None:
+    known = Remembered([Range(1, 1, 0, 5), Range(1, 6, 5, 2), Range(1, 8, 9, 1), Range(1, 10, 10, 1)])
+    assert list(known) == [Range(1, 1, 0, 7), Range(1, 8, 9, 1), Range(1, 10, 10, 1)]
+
+
+def test_the_last_65536_numbers_of_a_producer_are_remembered_and_hardly_more() -> None:
+    known = Remembered(Range(1, number, 2 * number, 1) for number in range(1, WINDOW + 100))
+    numbers = [one.first_number for one in known]
+    assert numbers[-1] == WINDOW + 99
+    assert len(numbers) <= WINDOW
+    long = Remembered([Range(1, 1, 0, 10), Range(1, 11, 20, WINDOW)])
+    assert list(long) == [Range(1, 11, 20, WINDOW)]
+
+
+def test_the_least_recently_active_producers_are_forgotten() -> None:
+    known = Remembered(Range(producer, 1, producer, 1) for producer in range(1, MAX_PRODUCERS + 1))
+    known.add([Range(1, 2, 20_000, 1), Range(99_999, 1, 20_001, 1)])
+    producers = {one.producer_id for one in known}
+    assert len(producers) == MAX_PRODUCERS
+    assert {1, 99_999} <= producers
+    assert 2 not in producers
+
+
+def test_many_producers_with_scattered_numbers_share_what_may_be_remembered() -> None:
+    known = Remembered(Range(at % 100 + 1, at, at * 2, 1) for at in range(MAX_RANGES * 2))
+    kept = list(known)
+    assert len(kept) <= MAX_RANGES
+    assert {one.producer_id for one in kept} == set(range(1, 101))
+    newest = {one.producer_id: one.first_number for one in kept}
+    assert min(newest.values()) >= MAX_RANGES * 2 - 100
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9)), max_size=60))
+def test_what_was_written_to_a_seal_restores_the_same(steps: list[tuple[int, int]]) -> None:
+    known, numbers, offset = Remembered(), {1: 1, 2: 1, 3: 1}, 0
+    for producer, count in steps:
+        known.add([Range(producer, numbers[producer], offset, count)])
+        numbers[producer] += count
+        offset += count
+    assert list(Remembered(list(known))) == list(known)
+    found = {one.producer_id: one.first_number + one.count for one in known}
+    assert found == {producer: number for producer, number in numbers.items() if number > 1}
+    assert remembered.WINDOW == 65_536
