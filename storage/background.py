@@ -13,8 +13,8 @@ from functools import partial
 
 import trio
 
-from core.errors import LogDamaged
-from storage.batches import BadBatch, walk
+from core.errors import BrokerError
+from storage.batches import walk
 from storage.engine import Topic
 from storage.files import sync_directory
 from storage.partition_log import LocalLog
@@ -29,13 +29,18 @@ Logs = Callable[[], Iterable[tuple[Topic, LocalLog]]]
 
 
 async def drop_forever(logs: Logs, clock: Callable[[], int], hours: float, limit: int, interval: float) -> None:
-    """Sweep again and again; a topic's own limits override the broker's."""
+    """Sweep again and again."""
     while True:
-        for topic, log in list(logs()):
-            own_hours = hours if topic.retention_hours is None else topic.retention_hours
-            own_limit = limit if topic.retention_bytes is None else topic.retention_bytes
-            await drop_expired(log, clock(), own_hours, own_limit)
+        await sweep(logs, clock(), hours, limit)
         await trio.sleep(interval)
+
+
+async def sweep(logs: Logs, now_ms: int, hours: float, limit: int) -> None:
+    """Drop what may be dropped in every log; a topic's own limits override these."""
+    for topic, log in list(logs()):
+        own_hours = hours if topic.retention_hours is None else topic.retention_hours
+        own_limit = limit if topic.retention_bytes is None else topic.retention_bytes
+        await drop_expired(log, now_ms, own_hours, own_limit)
 
 
 async def drop_expired(log: LocalLog, now_ms: int, hours: float, limit: int) -> None:
@@ -66,18 +71,14 @@ async def prove(logs: Logs) -> None:
 
 
 async def _prove_segment(log: LocalLog, segment: Segment) -> None:
-    """Walk a segment, a slice at a time."""
+    """Walk a segment, a slice at a time, until its end or until the log explains why not."""
     position, offset = 0, segment.base_offset
     try:
         while position < segment.size:
-            step = partial(_prove_slice, segment, position, offset)
-            position, offset = await trio.to_thread.run_sync(step)
+            position, offset = await log.look(segment, offset, partial(_prove_slice, segment, position, offset))
             await trio.sleep(PAUSE)
-    except BadBatch as bad:
-        log.report_damage(LogDamaged(segment.log_path, bad.position, bad.what))
-    except OSError as error:
-        if segment in log.closed_segments and not log.is_deleted:
-            log.report_damage(LogDamaged(segment.log_path, position, f"it cannot be read: {error.strerror}"))
+    except BrokerError as error:
+        logger.info("%s was not proved to its end: %s", segment.log_path, error)
 
 
 def _prove_slice(segment: Segment, position: int, offset: int) -> tuple[int, int]:

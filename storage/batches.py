@@ -66,11 +66,12 @@ class Incomplete(Exception):
 class Starts:
     """Where the frames of a batch start, as far as they are known."""
 
-    __slots__ = ("at", "positions")
+    __slots__ = ("at", "kind", "positions")
 
     def __init__(self) -> None:
         self.positions: list[int] = []
-        self.at = 0  # where the next one starts, or the seal
+        self.at = 0  # where the row of them ends, as far as it has been followed
+        self.kind = 0  # the type of the frame that ends the row
 
 
 class _Unsealed(Exception):
@@ -88,7 +89,8 @@ def seal(datas: Iterable[bytes], first_offset: int, count: int, append_ms: int, 
     frame = bytearray(
         SEAL_HEAD.pack(total, SEAL, first_offset, append_ms, 0, total - OVERHEAD, 0, count, data_length) + tail
     )
-    _CRC.pack_into(frame, OVERHEAD, _seal_crc(memoryview(frame), crc))
+    crc = crc32(frame[OVERHEAD + _CRC.size :], crc32(frame[:OVERHEAD], crc))
+    _CRC.pack_into(frame, OVERHEAD, crc)
     return bytes(frame)
 
 
@@ -98,13 +100,13 @@ def next_batch(view: memoryview, position: int, first_offset: int, known: Starts
     Raises Incomplete when it may go on behind the view, else BadBatch.
     """
     starts = _follow(view, first_offset, known or Starts())
-    positions, seal_at = starts.positions, starts.at
     try:
         append_ms, end = _check_seal(view, starts, first_offset)
     except _Unsealed as bad:
         raise BadBatch(position, first_offset, f"the batch that begins here is not whole: {bad}") from None
-    ranges = [Range(*one) for one in RANGE.iter_unpack(view[seal_at + SEAL_HEAD.size : end])]
-    return Batch(position, first_offset, append_ms, positions, ranges, view[:end])
+    ranges_at = starts.at + SEAL_HEAD.size
+    ranges = [Range(*one) for one in RANGE.iter_unpack(view[ranges_at:end])] if ranges_at < end else ()
+    return Batch(position, first_offset, append_ms, starts.positions, ranges, view[:end])
 
 
 def around(view: memoryview, offset: int) -> tuple[int, int]:
@@ -173,28 +175,27 @@ def _follow(view: memoryview, first_offset: int, starts: Starts) -> Starts:
     except struct.error:
         starts.at = at
         raise Incomplete(starts) from None
-    starts.at = at
+    starts.at, starts.kind = at, kind
     return starts
 
 
 def _check_seal(view: memoryview, starts: Starts, first_offset: int) -> tuple[int, int]:
     """Return the append time and where the seal ends. Raises Incomplete, _Unsealed."""
     at, count = starts.at, len(starts.positions)
-    total, kind = _FRAME_START.unpack_from(view, at)[:2]
-    if kind != SEAL:
+    if starts.kind != SEAL:
         raise _Unsealed(f"{at} bytes on stands neither message {first_offset + count} nor a seal")
     if len(view) < at + SEAL_HEAD.size:
         raise Incomplete(starts)
-    _, _, sealed_offset, append_ms, no_properties, body_length, crc, sealed_count, data_length = SEAL_HEAD.unpack_from(
-        view, at
+    total, _, sealed_offset, append_ms, no_properties, body_length, crc, sealed_count, data_length = (
+        SEAL_HEAD.unpack_from(view, at)
     )
     if no_properties or body_length != total - OVERHEAD or (total - SEAL_HEAD.size) % RANGE.size:
         raise _Unsealed(f"the seal {at} bytes on is malformed")
-    if (sealed_offset, sealed_count, data_length) != (first_offset, count, at):
+    if sealed_offset != first_offset or sealed_count != count or data_length != at:
         raise _Unsealed(f"the seal {at} bytes on is for other messages")
     if len(view) < at + total:
         raise Incomplete(starts)
-    if crc != _seal_crc(view[at : at + total], crc32(view[:at])):
+    if crc != _crc(view, at, at + total):
         raise _Unsealed("the checksum does not match")
     return append_ms, at + total
 
@@ -208,8 +209,10 @@ def _is_seal(view: memoryview, at: int, offset: int) -> bool:
         return False
     if not count or first_offset < offset or len(view) < at + total:
         return False
-    return bool(crc == _seal_crc(view[at : at + total], crc32(view[at - data_length : at])))
+    return bool(crc == _crc(view[at - data_length :], data_length, data_length + total))
 
 
-def _seal_crc(frame: memoryview, data_crc: int) -> int:
-    return crc32(frame[OVERHEAD + 4 :], crc32(frame[:OVERHEAD], data_crc))
+def _crc(view: memoryview, seal_at: int, end: int) -> int:
+    """Return the checksum of a batch: everything but the four bytes that hold it."""
+    crc_at = seal_at + OVERHEAD
+    return crc32(view[crc_at + _CRC.size : end], crc32(view[:crc_at]))

@@ -85,9 +85,7 @@ class Commit(NamedTuple):
         batch, ranges = assemble(self.runs, self.append_ms)
         size = segment.size
         try:
-            segment.write(batch.data, size)
-            if self.sync:
-                segment.sync()
+            segment.write(batch.data, size, sync=self.sync)
         except OSError as error:
             return self._cut(segment, size, error)
         segment.index.append(encode([size + position for position in batch.positions], self.append_ms))

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+CACHED_AT_MOST = 256 * 1024  # a longer look keeps the event loop longer than the way to a thread and back
 OPEN_FILES = 256  # kept open at once; more only while more are in use at the same moment
 
 
@@ -51,6 +52,14 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
+def make_directory(directory: Path) -> None:
+    """Make a directory, and what is missing above it, durably. Raises OSError."""
+    if not directory.is_dir():
+        make_directory(directory.parent)
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent)
+
+
 def write_all(fd: int, data: bytes | memoryview, position: int) -> None:
     """Write every byte at `position`. Raises OSError; a part may have been written then."""
     written = 0
@@ -71,8 +80,8 @@ def read_all(fd: int, length: int, position: int) -> bytes:
 
 def read_cached(fd: int, length: int, position: int) -> bytes:
     """Return `length` bytes at `position` if memory has them. Raises BlockingIOError where the disk would be asked."""
-    if not RWF_NOWAIT:
-        raise BlockingIOError(errno.EAGAIN, "this system cannot tell")
+    if not RWF_NOWAIT or length > CACHED_AT_MOST:
+        raise BlockingIOError(errno.EAGAIN, "a thread should do this")
     buffer = bytearray(length)
     try:
         got = os.preadv(fd, [buffer], position, RWF_NOWAIT)
@@ -115,12 +124,12 @@ class OpenFiles:
         self._open: OrderedDict[str, _Open] = OrderedDict()
 
     @contextmanager
-    def use(self, path: str, *, if_open: bool = False) -> Iterator[int]:
-        """Lend the descriptor of an existing file, which stays valid inside the block even if the file is deleted.
+    def use(self, path: str, *, create: bool = False, if_open: bool = False) -> Iterator[int]:
+        """Lend a file's descriptor, which stays valid inside the block even if the file is deleted.
 
-        Raises FileNotFoundError; with `if_open` BlockingIOError where the file would have to be opened first.
+        Raises FileNotFoundError unless it may `create`; with `if_open` BlockingIOError if it is not open already.
         """
-        entry = self._take(path, if_open)
+        entry = self._take(path, create, if_open)
         try:
             yield entry.fd
         finally:
@@ -138,13 +147,14 @@ class OpenFiles:
         """Close everything."""
         self.forget(*list(self._open))
 
-    def _take(self, path: str, if_open: bool) -> _Open:
+    def _take(self, path: str, create: bool, if_open: bool) -> _Open:
         with self._lock:
             entry = self._open.get(path)
             if entry is None:
                 if if_open:
                     raise BlockingIOError(errno.EAGAIN, "not open")
-                entry = self._open[path] = _Open(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+                flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+                entry = self._open[path] = _Open(os.open(path, flags, 0o644))
                 self._close_unused()
             else:
                 self._open.move_to_end(path)

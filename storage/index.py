@@ -13,6 +13,7 @@ import threading
 from array import array
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import repeat
 
 from storage.files import OpenFiles, datasync, read_all, read_cached, write_all
 
@@ -21,13 +22,31 @@ ENTRY = struct.Struct(">QQ")  # position in the log, append time in ms
 
 def encode(positions: Iterable[int], append_ms: int) -> bytes:
     """Return the entries of records that were appended at the same time."""
-    starts = array("Q", positions)
-    entries = array("Q", bytes(ENTRY.size * len(starts)))
-    entries[0::2] = starts
-    entries[1::2] = array("Q", [append_ms]) * len(starts)
-    if sys.byteorder == "little":
-        entries.byteswap()
-    return entries.tobytes()
+    entries = Entries()
+    entries.add(positions, append_ms)
+    return entries.encode()
+
+
+class Entries:
+    """Entries on their way into bytes, without a step for each."""
+
+    def __init__(self) -> None:
+        self._positions = array("Q")
+        self._times = array("Q")
+
+    def add(self, positions: Iterable[int], append_ms: int) -> None:
+        """Add records that were appended at the same time."""
+        self._positions.extend(positions)
+        self._times.extend(repeat(append_ms, len(self._positions) - len(self._times)))
+
+    def encode(self) -> bytes:
+        """Return what belongs into the file."""
+        entries = array("Q", bytes(ENTRY.size * len(self._times)))
+        entries[0::2] = self._positions
+        entries[1::2] = self._times
+        if sys.byteorder == "little":
+            entries.byteswap()
+        return entries.tobytes()
 
 
 class IndexFile:
@@ -49,7 +68,7 @@ class IndexFile:
         with self._lock:
             entries = self._unwritten + entries
             try:
-                with self._files.use(self.path) as fd:
+                with self._files.use(self.path, create=True) as fd:
                     write_all(fd, entries, self._written * ENTRY.size)
             except OSError:
                 self._unwritten = entries
@@ -64,9 +83,12 @@ class IndexFile:
         """
         if number >= self._written and self._unwritten:
             return self._unpack(self._unwritten, (number - self._written) * ENTRY.size)
-        with self._files.use(self.path, if_open=cached) as fd:
-            read = read_cached if cached else read_all
-            return self._unpack(read(fd, ENTRY.size, number * ENTRY.size), 0)
+        try:
+            with self._files.use(self.path, if_open=cached) as fd:
+                read = read_cached if cached else read_all
+                return self._unpack(read(fd, ENTRY.size, number * ENTRY.size), 0)
+        except FileNotFoundError:
+            return 0, 0
 
     def first_at(self, time_ms: int, count: int) -> int:
         """Return the number of the first of `count` records appended at `time_ms` or later, or `count`."""
@@ -97,8 +119,7 @@ class IndexFile:
         count = len(entries) // ENTRY.size
         with self._lock:
             self._files.forget(self.path)
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
-            with self._files.use(self.path) as fd:
+            with self._files.use(self.path, create=True) as fd:
                 write_all(fd, entries, 0)
                 os.ftruncate(fd, max(len(entries), self._written * ENTRY.size))
                 datasync(fd)

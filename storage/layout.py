@@ -8,12 +8,13 @@ Everything here blocks and raises OSError.
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from storage.files import CannotOpen, OpenFiles, sync_directory
+from storage.files import CannotOpen, OpenFiles, make_directory, sync_directory
 from storage.segment import Segment
 
 FORMAT = "qb-storage"
@@ -23,15 +24,18 @@ DOT = "%2E"  # for a dot that begins a topic's name: such names are ours on disk
 
 
 def prepare(data_dir: Path) -> None:
-    """Make the data directory if it is missing, and check that its format is ours. Raises CannotOpen."""
-    (data_dir / "topics").mkdir(parents=True, exist_ok=True)
+    """Make what a data directory must have, and check that its format is ours. Raises CannotOpen."""
     path = data_dir / "format"
     if not path.exists():
         draft = data_dir / "format.new"
-        draft.write_text(f"{FORMAT} {VERSION}\n")
+        with draft.open("w") as file:
+            file.write(f"{FORMAT} {VERSION}\n")
+            file.flush()
+            os.fsync(file.fileno())
         draft.replace(path)
         sync_directory(data_dir)
     check_format(path)
+    make_directory(data_dir / "topics")
 
 
 def check_format(path: Path) -> None:
@@ -66,13 +70,16 @@ class TopicDirectories:
     def create(self, files: OpenFiles, topic: str, partitions: int, created_ms: int) -> None:
         """Make a topic's partitions durably, each with its first segment."""
         draft = self._root / f"{CREATING}{_directory_name(topic)}-{secrets.token_hex(4)}"
+        path = draft
         try:
             _fill(files, draft, partitions, created_ms)
-            draft.rename(self._path(topic))
+            path = draft.rename(self._path(topic))
+            sync_directory(self._root)
         except OSError:
+            if path is not draft:
+                path.rename(draft)  # it has its name, but nobody can say whether for good
             shutil.rmtree(draft, ignore_errors=True)
             raise
-        sync_directory(self._root)
 
     def hide(self, topic: str) -> Path:
         """Take a topic away durably; what is left of it is for remove()."""

@@ -1,8 +1,8 @@
 """storage.local: the engine that keeps topics in files on this machine.
 
 May import: core.errors, storage.background, storage.commit, storage.engine, storage.files, storage.layout,
-    storage.metadata, storage.partition_log, storage.recovery, storage.tail, storage.threads, msgspec, trio,
-    the standard library.
+    storage.metadata, storage.partition_log, storage.recovery, storage.shared, storage.tail, storage.threads, msgspec,
+    trio, the standard library.
 Never: connections, subscriptions.
 """
 
@@ -22,12 +22,13 @@ import trio
 from core.errors import BrokerError, DiskFull, Internal, ShuttingDown, TopicExists, UnknownPartition, UnknownTopic
 from storage import background
 from storage.commit import NO_ROOM
-from storage.engine import Recovery, Topic
-from storage.files import CannotOpen, OpenFiles, lock_directory
+from storage.engine import Metadata, Recovery, Topic
+from storage.files import CannotOpen, OpenFiles, lock_directory, make_directory
 from storage.layout import TopicDirectories, prepare
 from storage.metadata import LocalMetadata, Write
-from storage.partition_log import Health, LocalLog, LogSettings, Shared
+from storage.partition_log import LocalLog
 from storage.recovery import Recovered, recover
+from storage.shared import Health, LogSettings, Shared
 from storage.tail import LastReads, Memory
 from storage.threads import Workers
 
@@ -71,7 +72,8 @@ class LocalEngine:
     def __init__(self, settings: Settings, clock: Callable[[], int], lock: int) -> None:
         """Use open()."""
         data_dir = Path(settings.data_dir)
-        self.metadata = LocalMetadata(data_dir / "metadata.sqlite3")
+        self._facts = LocalMetadata(data_dir / "metadata.sqlite3")
+        self.metadata: Metadata = self._facts
         self.durability = "fsynced" if settings.fsync_on_write else "written"
         self._settings = settings
         self._lock = lock
@@ -87,29 +89,37 @@ class LocalEngine:
     def open(cls, settings: Settings, clock: Callable[[], int] = now_ms) -> LocalEngine:
         """Lock the data directory and recover all of it. Blocks. Raises CannotOpen."""
         data_dir = Path(settings.data_dir)
-        lock = None
         try:
-            data_dir.mkdir(parents=True, exist_ok=True)
+            make_directory(data_dir)
             lock = lock_directory(data_dir)
-            prepare(data_dir)
-            engine = cls(settings, clock, lock)
-            engine._recover()
-        except BaseException as error:
-            if lock is not None:
+            try:
+                prepare(data_dir)
+                engine = cls(settings, clock, lock)
+            except BaseException:
                 os.close(lock)
-            if isinstance(error, OSError | sqlite3.Error) and not isinstance(error, CannotOpen):
-                raise CannotOpen(f"{data_dir} cannot be opened: {error}") from error
+                raise
+            engine._recover_or_close()
+        except CannotOpen:
             raise
+        except (OSError, sqlite3.Error, msgspec.MsgspecError) as error:
+            raise CannotOpen(f"{data_dir} cannot be opened: {error}") from error
         return engine
 
     # Start
+
+    def _recover_or_close(self) -> None:
+        try:
+            self._recover()
+        except BaseException:
+            self.close()
+            raise
 
     def _recover(self) -> None:
         notes: list[str] = []
         self._clear_unfinished(notes)
         found: list[Recovered] = []
         for topic in self._find_topics(notes):
-            parts = [self._recover_partition(topic.topic, number) for number in range(topic.partitions)]
+            parts = self._recover_topic(topic)
             self._keep(topic, parts)
             found += parts
             notes += [f"topic {topic.topic!r} is not served: {part.damage}" for part in parts if part.damage]
@@ -122,8 +132,9 @@ class LocalEngine:
             notes=tuple(notes),
         )
 
-    def _recover_partition(self, topic: str, partition: int) -> Recovered:
-        return recover(self._files, self._directories.partition(topic, partition))
+    def _recover_topic(self, topic: Topic) -> list[Recovered]:
+        directories = [self._directories.partition(topic.topic, number) for number in range(topic.partitions)]
+        return [recover(self._files, directory) for directory in directories]
 
     def _clear_unfinished(self, notes: list[str]) -> None:
         """Finish deletions and take back creations that the last process did not get through."""
@@ -149,7 +160,7 @@ class LocalEngine:
         return topics
 
     def _write_now(self, values: dict[str, bytes | None]) -> None:
-        self.metadata.take_in(self.metadata.write_now([Write(values)]))
+        self._facts.take_in(self._facts.write_now([Write(values)]))
 
     def _clock(self) -> int:
         return self._shared.clock()
@@ -186,16 +197,19 @@ class LocalEngine:
         try:
             await self.metadata.put(_key(topic.topic), topic)
         except BrokerError:
-            await self._in_thread(self._delete_on_disk, topic.topic)
+            await self._in_thread(self._take_back, topic.topic, parts)
             raise
         self._keep(topic, parts)
         return topic
 
     def _create_on_disk(self, topic: Topic) -> list[Recovered]:
         self._directories.create(self._files, topic.topic, topic.partitions, topic.created_ms)
-        return [self._recover_partition(topic.topic, number) for number in range(topic.partitions)]
+        return self._recover_topic(topic)
 
-    def _delete_on_disk(self, topic: str) -> None:
+    def _take_back(self, topic: str, parts: list[Recovered]) -> None:
+        """Delete what _create_on_disk() made; its descriptors go first, or a namesake would write to what is gone."""
+        for segment in [segment for part in parts for segment in part.segments]:
+            self._files.forget(segment.log_path, segment.index_path)
         self._directories.remove(self._directories.hide(topic))
 
     async def delete_topic(self, topic: str) -> None:
@@ -213,6 +227,9 @@ class LocalEngine:
             await log.wait_until_idle()
         try:
             hidden = await self._in_thread(self._directories.hide, topic)
+        except BrokerError:
+            self._keep(kept.topic, await self._in_thread(self._recover_topic, kept.topic))
+            raise
         finally:
             for log in kept.logs:
                 log.forget()
@@ -232,11 +249,11 @@ class LocalEngine:
     async def run(self) -> None:
         settings = self._settings
         self._writers.start()
-        self.metadata.start()
+        self._facts.start()
         try:
             async with trio.open_nursery() as keepers:
                 keepers.start_soon(self._writers.deliver_forever)
-                keepers.start_soon(self.metadata.write_forever)
+                keepers.start_soon(self._facts.write_forever)
                 keepers.start_soon(background.prove, self._logs)
                 keepers.start_soon(
                     background.drop_forever,
@@ -255,14 +272,14 @@ class LocalEngine:
         with trio.move_on_after(FINISH_WITHIN):
             while self._writers.busy:
                 await self._writers.deliver()
-            await self.metadata.finish()
+            await self._facts.finish()
         for _, log in self._logs():
             log.abandon(ShuttingDown("the broker is about to exit"))
         await trio.to_thread.run_sync(self._stop_threads)
 
     def _stop_threads(self) -> None:
         self._writers.stop(patience=1.0)
-        self.metadata.stop(patience=1.0)
+        self._facts.stop(patience=1.0)
 
     def _logs(self) -> Iterator[tuple[Topic, LocalLog]]:
         for kept in list(self._kept.values()):
@@ -272,7 +289,7 @@ class LocalEngine:
     def close(self) -> None:
         self._files.close()
         self._writers.close()
-        self.metadata.close()
+        self._facts.close()
         os.close(self._lock)
 
 

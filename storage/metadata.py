@@ -39,7 +39,7 @@ class Write(msgspec.Struct, eq=False):
 
 
 class LocalMetadata:
-    """Implements storage.engine.Metadata. All methods but open() and write_now() belong to the event loop."""
+    """Implements storage.engine.Metadata. All methods but write_now() belong to the event loop."""
 
     def __init__(self, path: Path) -> None:
         """Open the database and read all of it. Blocks. Raises sqlite3.Error."""
@@ -210,7 +210,8 @@ class LocalMetadata:
     def close(self) -> None:
         """Close the database."""
         self._writer.close()
-        self._database.close()
+        if not self._writer.is_stuck:
+            self._database.close()
 
 
 def as_refusal(error: BaseException) -> BrokerError:

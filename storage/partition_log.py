@@ -1,7 +1,7 @@
 """storage.partition_log: a row of segments as one log; knows whom to ask, never sees a byte layout.
 
-May import: core.errors, storage.batches, storage.commit, storage.engine, storage.files, storage.recovery,
-    storage.segment, storage.tail, storage.threads, trio, the standard library.
+May import: core.errors, storage.batches, storage.commit, storage.engine, storage.gathering, storage.recovery,
+    storage.segment, storage.shared, storage.tail, trio, the standard library.
 Never: other logs, topics as a whole, metadata.
 
 Everything here belongs to the event loop. Commits run in writer threads, one at a time for a log, and come back as
@@ -10,65 +10,27 @@ results; while one is under way, arriving runs gather for the next.
 
 from __future__ import annotations
 
+import errno
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TypeVar
 
 import trio
 
-from core.errors import BrokerError, LogDamaged, LogPoisoned, OffsetOutOfRange, UnknownTopic
+from core.errors import BrokerError, Internal, LogDamaged, LogPoisoned, OffsetOutOfRange, UnknownTopic
 from storage.batches import BadBatch
 from storage.commit import Commit, Committed, Failed
 from storage.engine import Chunk, Done, LogState, Range, Run
-from storage.files import OpenFiles
+from storage.gathering import Gathering, Waiting, tell
 from storage.recovery import Recovered
 from storage.segment import Segment
-from storage.tail import LastReads, Memory, Stored, Tail
-from storage.threads import Workers
+from storage.shared import HOUR_MS, Health, Shared
+from storage.tail import Stored, Tail
 
 logger = logging.getLogger(__name__)
-HOUR_MS = 3_600_000
 Found = TypeVar("Found")
-
-
-class LogSettings(Protocol):
-    """What a log asks of the settings."""
-
-    @property
-    def fsync_on_write(self) -> bool: ...
-    @property
-    def segment_bytes(self) -> int: ...
-    @property
-    def segment_hours(self) -> float: ...
-    @property
-    def max_pending_bytes(self) -> int: ...
-
-
-class Shared(NamedTuple):
-    """What all logs of an engine have in common."""
-
-    settings: LogSettings
-    clock: Callable[[], int]  # ms
-    files: OpenFiles
-    writers: Workers
-    memory: Memory
-    reads: LastReads
-
-
-class Health:
-    """Whether a topic may be used: one damaged partition stops all of it, since nobody can tell what is missing."""
-
-    def __init__(self) -> None:
-        self.damage: LogDamaged | None = None
-
-
-class Waiting(NamedTuple):
-    """A run that nobody has been told about yet."""
-
-    run: Run
-    done: Done
 
 
 class LocalLog:
@@ -84,12 +46,10 @@ class LocalLog:
         self._end_offset = self._next_offset = found.segments[-1].next_offset if found.segments else 0
         self._last_ms = max([segment.last_ms for segment in found.segments], default=0)
         self._tail = Tail()
-        self._gathering: list[Waiting] = []
-        self._gathering_bytes = 0
+        self._gathering = Gathering(shared.settings.max_pending_bytes)
         self._writing: list[Waiting] = []
-        self._room = trio.Event()
         self._idle = trio.Event()
-        self._watchers: list[Callable[[], None]] = []
+        self._watchers: dict[object, Callable[[], None]] = {}
         self._refusal: BrokerError | None = None  # poisoned, deleted or shut down: why nothing is appended any more
         health.damage = health.damage or found.damage
 
@@ -140,22 +100,22 @@ class LocalLog:
         )
 
     def watch(self, moved: Callable[[], None]) -> Callable[[], None]:
-        self._watchers.append(moved)
-        return partial(self._unwatch, moved)
+        token = object()
+        self._watchers[token] = moved
 
-    def _unwatch(self, moved: Callable[[], None]) -> None:
-        if moved in self._watchers:
-            self._watchers.remove(moved)
+        def stop() -> None:
+            self._watchers.pop(token, None)
+
+        return stop
 
     # Appending
 
     @property
     def has_room(self) -> bool:
-        return self._gathering_bytes < self._shared.settings.max_pending_bytes
+        return self._gathering.has_room
 
     async def wait_for_room(self) -> None:
-        while not self.has_room:
-            await self._room.wait()
+        await self._gathering.wait_for_room()
 
     def append(self, run: Run, done: Done) -> None:
         self._check_damage()
@@ -163,14 +123,13 @@ class LocalLog:
             raise self._refusal.with_traceback(None)
         assert run.first_offset == self._next_offset, (run.first_offset, self._next_offset)
         self._next_offset += len(run.positions)
-        self._gathering.append(Waiting(run, done))
-        self._gathering_bytes += len(run.data)
+        self._gathering.add(run, done)
         if not self._writing:
             self._commit()
 
     def _commit(self) -> None:
         """Hand what has gathered to a writer thread."""
-        self._writing = self._take_gathering()
+        self._writing = self._gathering.take()
         now = max(self._shared.clock(), self._last_ms)
         commit = Commit(
             name=f"{self.topic}/{self.partition}",
@@ -185,7 +144,7 @@ class LocalLog:
 
     def _is_full(self, segment: Segment, now: int) -> bool:
         settings = self._shared.settings
-        old = now - segment.created_ms >= settings.segment_hours * HOUR_MS
+        old = now - segment.first_ms >= settings.segment_hours * HOUR_MS
         return segment.count > 0 and (old or segment.size >= settings.segment_bytes)
 
     def _committed(self, result: Committed | Failed | BaseException) -> None:
@@ -194,14 +153,20 @@ class LocalLog:
             self._take_in(result)
             if self._gathering:
                 self._commit()  # first, so that the disk works while the answers are given
-            self._tell(waiting, None, result.batch.append_ms)
-            for moved in list(self._watchers):
-                moved()
+            tell(waiting, None, result.batch.append_ms)
+            self._tell_watchers()
         else:
             error = self._take_back(result)
-            self._tell(waiting + self._take_gathering(), error, 0)
+            tell(waiting + self._gathering.take(), error, 0)
         if not self._writing:
             self._set_idle()
+
+    def _tell_watchers(self) -> None:
+        for moved in list(self._watchers.values()):
+            try:
+                moved()
+            except Exception:
+                logger.exception("%s/%d: a watcher failed", self.topic, self.partition)
 
     def _take_in(self, committed: Committed) -> None:
         """Make a durable batch visible."""
@@ -227,32 +192,20 @@ class LocalLog:
         logger.error("%s", failure.error)
         return failure.error
 
-    def _take_gathering(self) -> list[Waiting]:
-        taken, self._gathering, self._gathering_bytes = self._gathering, [], 0
-        self._room.set()
-        self._room = trio.Event()
-        return taken
-
-    def _tell(self, waiting: list[Waiting], error: BrokerError | None, append_ms: int) -> None:
-        for _, done in waiting:
-            try:
-                done(error, append_ms)
-            except Exception:
-                logger.exception("%s/%d: the answer to a publish failed", self.topic, self.partition)
-
     # Ending
 
     def refuse(self, error: BrokerError) -> None:
         """Take no more runs, and give back those that are not being written yet."""
         self._refusal = error
-        self._next_offset -= sum([len(waiting.run.positions) for waiting in self._gathering])
-        self._tell(self._take_gathering(), error, 0)
+        given_back = self._gathering.take()
+        self._next_offset -= sum([len(waiting.run.positions) for waiting in given_back])
+        tell(given_back, error, 0)
 
     def abandon(self, error: BrokerError) -> None:
         """Answer also for the run that is being written: nobody will wait for it any more."""
         self.refuse(error)
         waiting, self._writing = self._writing, []
-        self._tell(waiting, error, 0)
+        tell(waiting, error, 0)
         self._set_idle()
 
     async def wait_until_idle(self) -> None:
@@ -305,7 +258,7 @@ class LocalLog:
         try:
             return read(cached=True)
         except BlockingIOError:
-            return await self._in_thread(segment, offset, read)
+            return await self.look(segment, offset, read)
 
     async def offset_for_time(self, time_ms: int) -> int:
         await trio.lowlevel.checkpoint()
@@ -313,7 +266,7 @@ class LocalLog:
         for segment in self._segments:
             if segment.count and segment.last_ms >= time_ms:
                 find = partial(segment.first_at, time_ms, segment.count, segment.size)
-                return await self._in_thread(segment, segment.base_offset, find)
+                return await self.look(segment, segment.base_offset, find)
         return self._end_offset
 
     def _segment_of(self, offset: int) -> Segment:
@@ -321,8 +274,11 @@ class LocalLog:
             raise OffsetOutOfRange(self.topic, self.partition, offset, self.first_offset, self._end_offset)
         return self._segments[bisect_right(self._segments, offset, key=lambda segment: segment.base_offset) - 1]
 
-    async def _in_thread(self, segment: Segment, offset: int, find: Callable[[], Found]) -> Found:
-        """Return what `find` returns in a worker thread; what it cannot find is explained."""
+    async def look(self, segment: Segment, offset: int, find: Callable[[], Found]) -> Found:
+        """Return what `find` finds in a segment, in a worker thread.
+
+        Raises what explains why it cannot: OffsetOutOfRange, UnknownTopic, LogDamaged (and stops the topic), Internal.
+        """
         try:
             found = await trio.to_thread.run_sync(find)
         except BadBatch as bad:
@@ -331,6 +287,10 @@ class LocalLog:
             self._check_readable()
             self._segment_of(offset)  # raises if retention has dropped it meanwhile
             self.report_damage(LogDamaged(str(missing.filename), 0, "the file is missing"))
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise Internal(f"{segment.log_path} cannot be read now: {error}") from error
+            self.report_damage(LogDamaged(segment.log_path, 0, f"it cannot be read: {error.strerror}"))
         self._check_readable()
         return found
 

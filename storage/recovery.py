@@ -10,6 +10,7 @@ Closed segments get a cheap check; the newest one is walked, and a torn tail is 
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -18,9 +19,9 @@ from core.errors import LogDamaged
 from core.frames import HEAD
 from storage.batches import DATA, SEAL, SEAL_HEAD, BadBatch, find_seal, walk
 from storage.files import OpenFiles
-from storage.index import ENTRY
+from storage.index import ENTRY, Entries
 from storage.remembered import Remembered
-from storage.segment import Segment, index_entries, reader
+from storage.segment import Segment, add_to_index, reader
 
 
 class Recovered(msgspec.Struct):
@@ -40,10 +41,13 @@ def recover(files: OpenFiles, directory: Path) -> Recovered:
         found.segments = [Segment(files, directory, base) for base in base_offsets(directory)]
         if not found.segments:
             raise LogDamaged(str(directory), 0, "the partition has no log")
-        _drop_unborn(found)
-        for segment, following in zip(found.segments, found.segments[1:], strict=False):
+        _drop_orphans(directory)
+        unborn = _take_unborn(found)
+        for segment, following in pairwise(found.segments):
             _open_closed(found, segment, following.base_offset)
-        _open_newest(found, found.segments[-1])
+        _open_newest(found, found.segments[-1], unborn.base_offset if unborn else None)
+        if unborn:
+            unborn.delete()
     except LogDamaged as damage:
         found.damage = damage
     return found
@@ -53,17 +57,22 @@ def base_offsets(directory: Path) -> list[int]:
     """Return where the segments of a partition begin, in order."""
     if not directory.is_dir():
         return []
-    names = [entry.name for entry in os.scandir(directory) if entry.name.endswith(".log")]
+    names = [name for name in os.listdir(directory) if name.endswith(".log")]
     return sorted(int(name[:20]) for name in names if len(name) == 24 and name[:20].isdigit())
 
 
-def _drop_unborn(found: Recovered) -> None:
-    """Delete the newest segment if its first batch was never finished: then nothing was ever acked from it."""
-    *older, newest = found.segments
-    if not older or _is_born(newest):
-        return
-    newest.delete()
-    found.segments = older
+def _drop_orphans(directory: Path) -> None:
+    """Delete indexes whose log is gone: a segment's log is dropped first."""
+    for index in directory.glob("*.idx"):
+        if not index.with_suffix(".log").exists():
+            index.unlink()
+
+
+def _take_unborn(found: Recovered) -> Segment | None:
+    """Take out the newest segment if its first batch was never finished: then nothing was ever acked from it."""
+    if len(found.segments) > 1 and not _is_born(found.segments[-1]):
+        return found.segments.pop()
+    return None
 
 
 def _is_born(segment: Segment) -> bool:
@@ -75,22 +84,26 @@ def _is_born(segment: Segment) -> bool:
             return find_seal(reader(fd)(0, end), bad.offset) is not None
 
 
-def _open_newest(found: Recovered, segment: Segment) -> None:
-    entries: list[bytes] = []
+def _open_newest(found: Recovered, segment: Segment, must_end: int | None) -> None:
+    """Walk the newest segment; one that was being followed by another has no tear, since all of it was durable."""
+    entries = Entries()
     with segment.open() as fd:
         end = os.fstat(fd).st_size
         try:
             for batch in walk(reader(fd), 0, end, segment.base_offset):
                 segment.extend(batch.end, batch.next_offset, batch.append_ms)
-                segment.created_ms = segment.created_ms or batch.append_ms
                 found.remembered.add(batch.ranges)
-                entries.append(index_entries(batch))
+                add_to_index(entries, batch)
         except BadBatch as bad:
+            if must_end is not None:
+                raise LogDamaged(segment.log_path, bad.position, bad.what) from bad
             _cut_tear(segment, fd, end, bad)
             found.cut_bytes += end - bad.position
-        if not segment.size:
-            raise LogDamaged(segment.log_path, 0, "the segment is empty")
-    _mend_index(found, segment, b"".join(entries))
+    if not segment.size:
+        raise LogDamaged(segment.log_path, 0, "the segment is empty")
+    if must_end is not None:
+        _check_end(segment, must_end)
+    _mend_index(found, segment, entries.encode())
 
 
 def _cut_tear(segment: Segment, fd: int, end: int, bad: BadBatch) -> None:
@@ -106,17 +119,21 @@ def _open_closed(found: Recovered, segment: Segment, next_base: int) -> None:
     with segment.open() as fd:
         if _ends_well(segment, fd, next_base):
             return
-        entries: list[bytes] = []
+        entries = Entries()
         try:
             for batch in walk(reader(fd), 0, os.fstat(fd).st_size, segment.base_offset):
                 segment.extend(batch.end, batch.next_offset, batch.append_ms)
-                entries.append(index_entries(batch))
+                add_to_index(entries, batch)
         except BadBatch as bad:
             raise LogDamaged(segment.log_path, bad.position, bad.what) from bad
+    _check_end(segment, next_base)
+    _mend_index(found, segment, entries.encode())
+
+
+def _check_end(segment: Segment, next_base: int) -> None:
     if segment.next_offset != next_base:
         what = f"it ends before offset {segment.next_offset}, but the next segment begins with {next_base}"
         raise LogDamaged(segment.log_path, segment.size, what)
-    _mend_index(found, segment, b"".join(entries))
 
 
 def _ends_well(segment: Segment, fd: int, next_base: int) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from storage.batches import BadBatch, Batch, Incomplete, Read, around, seal, walk
 from storage.engine import Range
 from storage.files import OpenFiles, datasync, read_all, read_cached, sync_directory, write_all
-from storage.index import IndexFile, encode
+from storage.index import Entries, IndexFile
 from storage.tail import Stored
 
 FIRST_LOOK = 64 * 1024  # what is read at first to find the seal of a batch
@@ -35,8 +35,8 @@ class Segment:
         self.index = IndexFile(files, self.index_path)
         self.size = 0
         self.next_offset = base_offset
-        self.created_ms = 0
-        self.last_ms = 0
+        self.first_ms = 0  # when its oldest record was appended
+        self.last_ms = 0  # and its newest
         self._files = files
         self._starts: dict[int, int] = {}  # where batches begin that readers will ask for next: offset -> position
 
@@ -45,7 +45,9 @@ class Segment:
         return self.next_offset - self.base_offset
 
     def extend(self, size: int, next_offset: int, last_ms: int) -> None:
-        """Take note of a batch that has become durable."""
+        """Take note of a batch that is durable."""
+        if not self.count:
+            self.first_ms = last_ms
         self.size, self.next_offset, self.last_ms = size, next_offset, last_ms
 
     # Writing: one thread at a time
@@ -63,17 +65,20 @@ class Segment:
         files.forget(segment.log_path, segment.index_path)
         for path in (segment.log_path, segment.index_path):
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644))
-        segment.write(first, 0)
-        segment.sync()
+        segment.write(first, 0, sync=True)
         sync_directory(directory)
         segment.extend(len(first), base_offset, created_ms)
-        segment.created_ms = created_ms
         return segment
 
-    def write(self, data: bytes, position: int) -> None:
-        """Write a batch at `position`. Raises OSError; a part may stand in the file then: see cut()."""
+    def write(self, data: bytes, position: int, *, sync: bool) -> None:
+        """Write a batch at `position`, to stable storage if `sync`.
+
+        Raises OSError, and SyncFailed where the sync failed; what was written stands in the file then: see cut().
+        """
         with self._files.use(self.log_path) as fd:
             write_all(fd, data, position)
+            if sync:
+                datasync(fd)
 
     def sync(self) -> None:
         """Block until the log is on stable storage. Raises OSError."""
@@ -107,7 +112,7 @@ class Segment:
             read = reader(fd, cached=cached)
             try:
                 return self._read(read, offset, max_bytes, size, cached)
-            except (BadBatch, Incomplete) as error:
+            except BadBatch as error:
                 if cached:
                     raise BlockingIOError from error
             self.rebuild_index(size)  # proves the whole segment, so what fails now is the log itself
@@ -123,9 +128,11 @@ class Segment:
 
     def rebuild_index(self, size: int) -> None:
         """Write the index anew from the log. Raises BadBatch, OSError."""
+        entries = Entries()
         with self._files.use(self.log_path) as fd:
-            entries = [index_entries(batch) for batch in walk(reader(fd), 0, size, self.base_offset)]
-        self.index.replace(b"".join(entries))
+            for batch in walk(reader(fd), 0, size, self.base_offset):
+                add_to_index(entries, batch)
+        self.index.replace(entries.encode())
 
     def _read(self, read: Read, offset: int, max_bytes: int, size: int, cached: bool) -> list[Stored]:
         start, first_offset = self._batch_of(read, offset, size, cached)
@@ -153,11 +160,12 @@ class Segment:
                 raise BadBatch(position, offset, "the index points behind the log")
             try:
                 back, first_offset = around(memoryview(read(position, look)), offset)
-                return position - back, first_offset
             except Incomplete:
                 if look == size - position:
-                    raise
+                    raise BadBatch(position, offset, "the record's batch has no seal") from None
                 look *= 4
+            else:
+                return max(position - back, 0), first_offset
 
     def _is_first_at(self, offset: int, time_ms: int, count: int, size: int) -> bool:
         """Say whether the seals agree with what the index says of a time."""
@@ -175,9 +183,9 @@ def segment_name(directory: Path, base_offset: int) -> tuple[str, str]:
     return name + ".log", name + ".idx"
 
 
-def index_entries(batch: Batch) -> bytes:
-    """Return what the index holds of a batch."""
-    return encode([batch.position + position for position in batch.positions], batch.append_ms)
+def add_to_index(entries: Entries, batch: Batch) -> None:
+    """Add what the index holds of a batch."""
+    entries.add([batch.position + position for position in batch.positions], batch.append_ms)
 
 
 def reader(fd: int, *, cached: bool = False) -> Read:

@@ -32,6 +32,9 @@ class Stored(NamedTuple):
         return len(self.data) + 300 + 40 * len(self.positions)
 
 
+DROPPED = Stored(0, 0, b"", ())  # stands where a batch was, so that its memory is free at once
+
+
 def cut(batches: Sequence[Stored], at: int, offset: int, max_bytes: int) -> Chunk:
     """Return the records from `offset` on, which lies in batches[at], near `max_bytes` but at least one record."""
     first = batches[at]
@@ -42,14 +45,15 @@ def cut(batches: Sequence[Stored], at: int, offset: int, max_bytes: int) -> Chun
     positions: list[int] = []
     size = 0
     for index in range(at, len(batches)):
-        start, stop, taken = _fitting(batches[index], max(offset - batches[index].first_offset, 0), max_bytes - size)
-        if parts and len(taken) < len(batches[index].positions):
-            break  # half a batch is only for those who would get nothing else
-        parts.append(batches[index].data[start:stop])
-        shift = size - start
-        positions += [position + shift for position in taken]
+        batch, room = batches[index], max_bytes - size
+        start, stop, taken = _fitting(batch, max(offset - batch.first_offset, 0), room)
+        whole = stop == len(batch.data)
+        if parts and (not whole or stop > room):
+            break  # a part of a batch, or too much, is only for those who would get nothing else
+        parts.append(batch.data[start:stop])
+        positions += [position + size - start for position in taken]
         size += stop - start
-        if size >= max_bytes:
+        if size >= max_bytes or not whole:
             break
     return Chunk(offset, b"".join(parts), positions)
 
@@ -81,6 +85,7 @@ class Tail:
         if self._gone == len(self._batches):
             return 0
         batch = self._batches[self._gone]
+        self._batches[self._gone] = DROPPED
         self._gone += 1
         if self._gone > 32 and self._gone * 2 > len(self._batches):
             del self._batches[: self._gone]

@@ -70,12 +70,17 @@ class Workers:
             self._jobs.put(None)
         for thread in self._threads:
             thread.join(patience)
-        self._threads.clear()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a thread is still in the middle of something after stop()."""
+        return any(thread.is_alive() for thread in self._threads)
 
     def close(self) -> None:
-        """Release the pipe; the threads have been stopped, or never started."""
-        os.close(self._awake)
-        os.close(self._wake)
+        """Release the pipe, unless a stuck thread may yet write to it: the number might be another file's by then."""
+        if not self.is_stuck:
+            os.close(self._awake)
+            os.close(self._wake)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

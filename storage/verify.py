@@ -19,10 +19,10 @@ import msgspec
 from core.frames import HEAD, LENGTH, OVERHEAD
 from storage.batches import BadBatch, Batch, find_seal, walk
 from storage.files import CannotOpen
-from storage.index import ENTRY
+from storage.index import ENTRY, Entries
 from storage.layout import TopicDirectories, check_format
 from storage.recovery import base_offsets
-from storage.segment import index_entries, reader, segment_name
+from storage.segment import add_to_index, reader, segment_name
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -104,6 +104,7 @@ class _Partition:
     def __init__(self, report: Report, directory: Path) -> None:
         self._report = report
         self._directory = directory
+        self._first_base = 0
         self._last_ms = 0
 
     def prove(self) -> None:
@@ -112,6 +113,7 @@ class _Partition:
         if not bases:
             self._find(str(self._directory), 0, "the partition has no log")
             return
+        self._first_base = bases[0]
         for base, following in pairwise([*bases, None]):
             assert base is not None
             self._prove_segment(base, following)
@@ -136,22 +138,23 @@ class _Partition:
 
     def _prove_log(self, fd: int, log: str, size: int, base: int, following: int | None) -> tuple[bytes, int]:
         """Return the index entries that the log asks for, and the offset that comes after it."""
-        entries: list[bytes] = []
+        entries = Entries()
         offset, position = base, 0
         try:
             for batch in walk(reader(fd), 0, size, base):
                 self._prove_batch(log, batch)
-                entries.append(index_entries(batch))
+                add_to_index(entries, batch)
                 offset, position = batch.next_offset, batch.end
         except BadBatch as bad:
             rest = reader(fd)(bad.position, size - bad.position)
-            torn = following is None and bool(position) and find_seal(rest, bad.offset) is None
+            may_tear = following is None and (position > 0 or base > self._first_base)
+            torn = may_tear and find_seal(rest, bad.offset) is None
             if torn:
                 what = f"a torn tail of {len(rest)} bytes, never acked; the next start cuts it"
                 self._report.notes.append(Finding(log, bad.position, what))
             else:
                 self._find(log, bad.position, bad.what)
-        return b"".join(entries), offset
+        return entries.encode(), offset
 
     def _prove_batch(self, log: str, batch: Batch) -> None:
         """Check what the walk does not: times, and the inner lengths of every frame."""
@@ -167,9 +170,10 @@ class _Partition:
                 self._find(log, batch.position + position, "the lengths in this frame do not add up")
 
     def _prove_index(self, index: str, entries: bytes, *, newest: bool) -> None:
-        """Compare the index with what the log says."""
+        """Compare the index with what the log says; a crash may leave the newest one short, or not made yet."""
         if not Path(index).exists():
-            self._find(index, 0, "the index is missing; the next start rebuilds it")
+            where = self._report.notes if newest else self._report.findings
+            where.append(Finding(index, 0, "the index is missing; the next start rebuilds it"))
             return
         stored = Path(index).read_bytes()
         if stored == entries:

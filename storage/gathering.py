@@ -1,0 +1,67 @@
+"""storage.gathering: runs that wait for their batch to be written.
+
+May import: core.errors, storage.engine, trio, the standard library.
+Never: files, threads, offsets.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+import trio
+
+from core.errors import BrokerError
+from storage.engine import Done, Run
+
+logger = logging.getLogger(__name__)
+
+
+class Waiting(NamedTuple):
+    """A run whose publisher has not been told anything yet."""
+
+    run: Run
+    done: Done
+
+
+class Gathering:
+    """The runs of one log that go into its next batch, in order."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit  # bytes; reaching it stops nobody, but has_room tells publishers to wait
+        self._waiting: list[Waiting] = []
+        self._bytes = 0
+        self._taken = trio.Event()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def has_room(self) -> bool:
+        return self._bytes < self._limit
+
+    async def wait_for_room(self) -> None:
+        """Return when has_room."""
+        while not self.has_room:
+            await self._taken.wait()
+
+    def add(self, run: Run, done: Done) -> None:
+        """Let one more run wait."""
+        self._waiting.append(Waiting(run, done))
+        self._bytes += len(run.data)
+
+    def take(self) -> list[Waiting]:
+        """Return everything that has gathered and begin anew."""
+        taken, self._waiting, self._bytes = self._waiting, [], 0
+        self._taken.set()
+        self._taken = trio.Event()
+        return taken
+
+
+def tell(waiting: list[Waiting], error: BrokerError | None, append_ms: int) -> None:
+    """Tell each publisher what became of its run."""
+    for _, done in waiting:
+        try:
+            done(error, append_ms)
+        except Exception:
+            logger.exception("the answer to a publish failed")

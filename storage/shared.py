@@ -1,0 +1,48 @@
+"""storage.shared: what the logs of one engine, and the partitions of one topic, have in common.
+
+May import: core.errors, storage.files, storage.tail, storage.threads, the standard library.
+Never: trio, any one log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from core.errors import LogDamaged
+from storage.files import OpenFiles
+from storage.tail import LastReads, Memory
+from storage.threads import Workers
+
+HOUR_MS = 3_600_000
+
+
+class LogSettings(Protocol):
+    """What a log asks of the settings."""
+
+    @property
+    def fsync_on_write(self) -> bool: ...
+    @property
+    def segment_bytes(self) -> int: ...
+    @property
+    def segment_hours(self) -> float: ...
+    @property
+    def max_pending_bytes(self) -> int: ...
+
+
+class Shared(NamedTuple):
+    """What all logs of an engine have in common."""
+
+    settings: LogSettings
+    clock: Callable[[], int]  # ms
+    files: OpenFiles
+    writers: Workers
+    memory: Memory
+    reads: LastReads
+
+
+class Health:
+    """Whether a topic may be used: one damaged partition stops all of it, since nobody can tell what is missing."""
+
+    def __init__(self) -> None:
+        self.damage: LogDamaged | None = None
