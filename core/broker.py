@@ -94,6 +94,18 @@ class MessageBroker:
         self.groups.topic_changed(topic, partitions)
         return made
 
+    async def add_partitions(self, topic: str, partitions: int) -> Topic:
+        """Give a topic that many partitions in all. Raises UnknownTopic, BadRequest for fewer than it has."""
+        known, most = self.topic(topic), self.settings.server.max_partitions
+        if not known.partitions <= partitions <= most:
+            raise BadRequest(
+                f"topic {topic!r} has {known.partitions} partitions; it can have more, up to {most}, but never fewer"
+            )
+        grown = await self.engine.add_partitions(topic, partitions)
+        self.subscriptions.partitions_added(topic)
+        self.groups.topic_changed(topic, grown.partitions)
+        return grown
+
     async def delete_topic(self, topic: str, if_unused: bool = False) -> dict[str, Any]:
         """Remove a topic and everything in it. Raises UnknownTopic, TopicInUse."""
         self.topic(topic)

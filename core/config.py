@@ -73,6 +73,13 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 1024
 
 
+class JsonSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The JSON-lines door."""
+
+    host: Annotated[str, Setting("QB_JSON_HOST", TEXT, "address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Setting("QB_JSON_PORT", INTEGER.within(0, 65535), "port to listen on; 0: no such door")] = 4040
+
+
 class StorageSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The logs on disk."""
 
@@ -120,6 +127,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that can be set; each field is a section."""
 
     server: ServerSettings = ServerSettings()
+    json: JsonSettings = JsonSettings()
     storage: StorageSettings = StorageSettings()
     client: ClientSettings = ClientSettings()
 

@@ -109,6 +109,16 @@ class Deliveries:
         live.outlets.clear()
         self._watch_logs(live)
 
+    def add_partitions(self, live: Live, logs: Mapping[int, PartitionLog]) -> None:
+        """The topic has more partitions: serve them from their beginning."""
+        for partition, each in logs.items():
+            if partition not in live.logs:
+                live.logs[partition] = each
+                live.subscription.add_partition(partition, 0)
+                if live.unwatch:
+                    live.unwatch.append(each.watch(lambda: self.touch(live)))
+        self.touch(live)
+
     def join(self, live: Live, outlet: Outlet, window: int | None, announces: bool) -> None:
         """Let a subscriber take part. Raises SubscriptionBusy, BadRequest."""
         live.subscription.join(outlet.name, window, announces)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import errno
 import logging
 import socket
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import trio
 
 from core.broker import MessageBroker
-from core.errors import TooManyConnections
+from core.errors import BrokerError, TooManyConnections
 from core.replies import refusal
 from core.session import Session
 from core.transport import Transport
@@ -45,17 +47,65 @@ def listen(host: str, port: int) -> list[socket.socket]:
     return listeners
 
 
-class Peers:
-    """Everybody who is connected through the binary door."""
+class Visit(Protocol):
+    """One peer's session, whichever door it came through."""
+
+    async def run(self) -> None:
+        """Serve the peer until it goes, misbehaves, or is dropped. Raises nothing."""
+
+    def drain(self) -> None:
+        """Read nothing more, answer what was received, end."""
+
+    def check_life(self, interval: float) -> None:
+        """Called now and then: drop the peer if it is dead or does not read."""
+
+
+class Door(Protocol):
+    """A way to speak with the broker."""
+
+    def open(self, transport: Transport, address: str) -> Visit:
+        """Return the session of a peer that has come."""
+
+    def refuse(self, error: BrokerError) -> bytes:
+        """Return what a peer is told that may not come in."""
+
+
+class FrameDoor:
+    """The binary door."""
 
     def __init__(self, broker: MessageBroker) -> None:
         self._broker = broker
-        self._sessions: set[Session] = set()
+
+    def open(self, transport: Transport, address: str) -> Session:
+        return Session(self._broker, transport, address)
+
+    def refuse(self, error: BrokerError) -> bytes:
+        return refusal(0, error)
+
+
+class Doorway(NamedTuple):
+    """Where a door is to be: what it is called, what makes it, where it listens."""
+
+    title: str
+    door: Callable[[MessageBroker], Door]
+    listeners: Sequence[socket.socket]
+
+    @property
+    def addresses(self) -> str:
+        return ", ".join("{}:{}".format(*listener.getsockname()[:2]) for listener in self.listeners)
+
+
+class Peers:
+    """Everybody who is connected, through whichever door."""
+
+    def __init__(self, broker: MessageBroker) -> None:
+        self._broker = broker
+        self._sessions: set[Visit] = set()
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    async def accept(self, listener: socket.socket, sessions: trio.Nursery) -> None:
+    async def accept(self, listener: socket.socket, door: Door, sessions: trio.Nursery) -> None:
         """Start a session for each peer that connects, for ever."""
         while True:
             await trio.lowlevel.wait_readable(listener)
@@ -66,21 +116,21 @@ class Peers:
                     log.warning("cannot accept a connection: %s", error.strerror)
                     await trio.sleep(0.1)
                 continue
-            self._welcome(sock, f"{address[0]}:{address[1]}", sessions)
+            self._welcome(sock, f"{address[0]}:{address[1]}", door, sessions)
 
-    def _welcome(self, sock: socket.socket, address: str, sessions: trio.Nursery) -> None:
+    def _welcome(self, sock: socket.socket, address: str, door: Door, sessions: trio.Nursery) -> None:
         transport = Transport(sock)
         most = self._broker.settings.server.max_connections
-        if len(self._sessions) < most:
-            sessions.start_soon(self._serve, Session(self._broker, transport, address))
+        if self._broker.connections < most:
+            self._broker.connections += 1
+            sessions.start_soon(self._serve, door.open(transport, address))
             return
         log.warning("refused %s: %d connections are the most allowed", address, most)
-        transport.send(refusal(0, TooManyConnections(f"this broker allows {most} connections and has them")))
+        transport.send(door.refuse(TooManyConnections(f"this broker allows {most} connections and has them")))
         transport.close()
 
-    async def _serve(self, session: Session) -> None:
+    async def _serve(self, session: Visit) -> None:
         self._sessions.add(session)
-        self._broker.connections += 1
         try:
             await session.run()
         finally:

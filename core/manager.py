@@ -51,6 +51,9 @@ class SubscriptionManager:
                 continue  # the topic's directory is gone; the entry stays for whoever looks into that
             snapshot = msgspec.convert(saved["snapshot"], Snapshot)
             restored = Subscription.restore(name, snapshot, trio.current_time(), random.Random())
+            known = {partition.partition for partition in snapshot.partitions}
+            for partition in self._logs(saved["topic"]).keys() - known:
+                restored.add_partition(partition, 0)  # it was added, and the broker stopped before this was saved
             self.deliveries.add(Live(name, saved["topic"], saved["created_ms"], restored, self._logs(saved["topic"])))
 
     def _logs(self, topic: str) -> dict[int, PartitionLog]:
@@ -121,6 +124,12 @@ class SubscriptionManager:
             self.deliveries.remove(live, reason)
         keys = [key for live in lives for key in (live.key, f"dead/{live.name}")]
         await self._engine.metadata.delete(*keys)
+
+    def partitions_added(self, topic: str) -> None:
+        """Serve the new partitions of a topic from their beginning."""
+        logs = self._logs(topic)
+        for live in self.on_topic(topic):
+            self.deliveries.add_partitions(live, logs)
 
     async def fork(self, subscription_id: str, new_id: str) -> dict[str, Any]:
         """Make a subscription that stands exactly where another one stands. Raises SubscriptionExists."""

@@ -40,6 +40,11 @@ class CreateTopic(Arguments):
     retention_bytes: int | None = None
 
 
+class AddPartitions(Arguments):
+    topic: str
+    partitions: int
+
+
 class DeleteTopic(Arguments):
     topic: str
     if_unused: bool = False
@@ -184,6 +189,7 @@ def _grouped(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any
 
 METHODS: dict[str, Method] = {
     "create_topic": Method(CreateTopic, MessageBroker.create_topic),
+    "add_partitions": Method(AddPartitions, MessageBroker.add_partitions),
     "delete_topic": Method(DeleteTopic, MessageBroker.delete_topic),
     "list_topics": Method(NoArguments, MessageBroker.list_topics),
     "describe_topic": Method(NameTopic, MessageBroker.describe_topic),

@@ -1,7 +1,7 @@
 """core.subscribing: the subscriptions that one peer has joined, and what it says about its deliveries.
 
-May import: core.deliveries, core.errors, core.frames, core.manager, core.methods, core.outlets, core.replies,
-    core.subscriptions.subscription, core.transport, msgspec, trio, the standard library.
+May import: core.deliveries, core.errors, core.frames, core.manager, core.outlets, core.transport, msgspec, trio,
+    the standard library.
 Never: sockets, files.
 """
 
@@ -17,7 +17,7 @@ from core.deliveries import Live
 from core.errors import BadRequest, NotJoined
 from core.frames import Frame
 from core.manager import SubscriptionManager
-from core.outlets import BasicOutlet, FastOutlet
+from core.outlets import BasicOutlet, FastOutlet, Outlet
 from core.transport import Transport
 
 Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -86,17 +86,13 @@ class Subscribing:
     def __init__(self, manager: SubscriptionManager, transport: Transport) -> None:
         self._manager = manager
         self._transport = transport
-        self._joined: dict[str, tuple[Live, FastOutlet | BasicOutlet]] = {}
+        self._joined: dict[str, tuple[Live, Outlet]] = {}
         self.fast = False
 
     def join(self, subscription_id: str, member: str, window: int | None, announces: bool) -> Mapping[str, str]:
         """Join; deliveries start after the caller has had the chance to answer. Raises SubscriptionBusy, BadRequest."""
-        live = self._manager.live(subscription_id)
-        if self._is_joined(subscription_id):
-            raise BadRequest(f"this connection has joined subscription {subscription_id!r} already")
         outlet = FastOutlet(member, self._transport) if self.fast else BasicOutlet(member, self._transport)
-        self._manager.deliveries.join(live, outlet, window, announces)
-        self._joined[subscription_id] = live, outlet
+        live = self.join_with(outlet, subscription_id, window, announces)
         options = live.subscription.options
         return {
             "subscription_id": subscription_id,
@@ -105,6 +101,15 @@ class Subscribing:
             "ack_deadline": f"{options.ack_deadline:g}",
             "window": str(min(window or options.max_in_flight, options.max_in_flight)),
         }
+
+    def join_with(self, outlet: Outlet, subscription_id: str, window: int | None, announces: bool = False) -> Live:
+        """Join with an outlet of the door's own. Raises UnknownSubscription, SubscriptionBusy, BadRequest."""
+        live = self._manager.live(subscription_id)
+        if self._is_joined(subscription_id):
+            raise BadRequest(f"this connection has joined subscription {subscription_id!r} already")
+        self._manager.deliveries.join(live, outlet, window, announces)
+        self._joined[subscription_id] = live, outlet
+        return live
 
     def leave(self, subscription_id: str) -> None:
         """Leave in good order. Raises NotJoined."""
@@ -135,6 +140,21 @@ class Subscribing:
         self._carry_out(live, outlet.name, settle)
         self._manager.deliveries.touch(live)
 
+    def ack(self, subscription_id: str, partition: int, offset: int) -> bool:
+        """Settle one message; False if this peer does not hold it. Raises NotJoined, BadRequest."""
+        live, outlet = self._find(subscription_id)
+        one = range(offset, offset + 1)
+        acked = live.subscription.ack(outlet.name, partition, (one,), trio.current_time())
+        self._manager.deliveries.touch(live)
+        return acked > 0
+
+    def nack(self, subscription_id: str, partition: int, offset: int, reason: str, delay: float | None) -> bool:
+        """Give one message back as failed; False if this peer does not hold it. Raises NotJoined, BadRequest."""
+        live, outlet = self._find(subscription_id)
+        nacked = live.subscription.nack(outlet.name, partition, offset, trio.current_time(), reason, delay)
+        self._manager.deliveries.touch(live)
+        return nacked
+
     def _carry_out(self, live: Live, name: str, settle: Settle) -> None:
         subscription, now = live.subscription, trio.current_time()
         for run in settle.acks:
@@ -152,7 +172,7 @@ class Subscribing:
         known = self._joined.get(subscription_id)
         return known is not None and not known[0].gone
 
-    def _find(self, subscription_id: str) -> tuple[Live, FastOutlet | BasicOutlet]:
+    def _find(self, subscription_id: str) -> tuple[Live, Outlet]:
         if not self._is_joined(subscription_id):
             raise NotJoined(f"this connection has not joined subscription {subscription_id[:80]!r}")
         return self._joined[subscription_id]

@@ -189,6 +189,9 @@ class Engine(Protocol):
     async def create_topic(self, topic: Topic) -> Topic:
         """Make the topic durably; the name has been checked. Raises TopicExists."""
 
+    async def add_partitions(self, topic: str, partitions: int) -> Topic:
+        """Give the topic that many partitions in all, durably; it never has fewer than before. Raises UnknownTopic."""
+
     async def delete_topic(self, topic: str) -> None:
         """Forget the topic and free its space. Waiting appends are refused. Raises UnknownTopic."""
 

@@ -81,6 +81,18 @@ class TopicDirectories:
             shutil.rmtree(draft, ignore_errors=True)
             raise
 
+    def add(self, files: OpenFiles, topic: str, first: int, end: int, created_ms: int) -> None:
+        """Give a topic the partitions from `first` up to `end` durably; what an interrupted attempt left is used."""
+        missing = [number for number in range(first, end) if not self.partition(topic, number).is_dir()]
+        draft = self._root / f"{CREATING}{_directory_name(topic)}-{secrets.token_hex(4)}"
+        try:
+            _fill(files, draft, len(missing), created_ms)
+            for place, number in enumerate(missing):
+                (draft / str(place)).rename(self.partition(topic, number))
+            sync_directory(self._path(topic))
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
     def hide(self, topic: str) -> Path:
         """Take a topic away durably; what is left of it is for remove()."""
         hidden = self._root / f"{DELETED}{_directory_name(topic)}-{secrets.token_hex(4)}"

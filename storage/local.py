@@ -62,6 +62,7 @@ class Kept(NamedTuple):
 
     topic: Topic
     logs: list[LocalLog]
+    health: Health  # of all its logs together
 
 
 class LocalEngine:
@@ -83,6 +84,7 @@ class LocalEngine:
         memory, reads = Memory(settings.tail_bytes), LastReads(settings.tail_bytes // 4)
         self._shared = Shared(settings, clock, self._files, self._writers, memory, reads)
         self._kept: dict[str, Kept] = {}
+        self._topics: dict[str, Topic] = {}  # the same without the logs, at hand for every publish
         self._changing = trio.Lock()  # topics come and go one after another
 
     @classmethod
@@ -168,12 +170,13 @@ class LocalEngine:
     def _keep(self, topic: Topic, parts: list[Recovered]) -> None:
         health = Health()
         logs = [LocalLog(topic.topic, number, self._shared, health, part) for number, part in enumerate(parts)]
-        self._kept[topic.topic] = Kept(topic, logs)
+        self._kept[topic.topic] = Kept(topic, logs, health)
+        self._topics[topic.topic] = topic
 
     # Topics
 
     def topics(self) -> Mapping[str, Topic]:
-        return {name: kept.topic for name, kept in self._kept.items()}
+        return self._topics
 
     def log(self, topic: str, partition: int) -> LocalLog:
         kept = self._kept.get(topic)
@@ -212,6 +215,30 @@ class LocalEngine:
             self._files.forget(segment.log_path, segment.index_path)
         self._directories.remove(self._directories.hide(topic))
 
+    async def add_partitions(self, topic: str, partitions: int) -> Topic:
+        with trio.CancelScope(shield=True):
+            async with self._changing:
+                grown = await self._grow(topic, partitions)
+        return grown
+
+    async def _grow(self, topic: str, partitions: int) -> Topic:
+        kept = self._kept.get(topic)
+        if kept is None:
+            raise UnknownTopic(topic)
+        first = len(kept.logs)
+        grown = msgspec.structs.replace(kept.topic, partitions=max(first, partitions))
+        parts = await self._in_thread(self._grow_on_disk, topic, first, partitions)
+        await self.metadata.put(_key(topic), grown)
+        for number, part in enumerate(parts, first):
+            kept.logs.append(LocalLog(topic, number, self._shared, kept.health, part))
+        self._kept[topic] = kept._replace(topic=grown)
+        self._topics[topic] = grown
+        return grown
+
+    def _grow_on_disk(self, topic: str, first: int, end: int) -> list[Recovered]:
+        self._directories.add(self._files, topic, first, end, self._clock())
+        return [recover(self._files, self._directories.partition(topic, number)) for number in range(first, end)]
+
     async def delete_topic(self, topic: str) -> None:
         with trio.CancelScope(shield=True):
             async with self._changing:
@@ -221,6 +248,7 @@ class LocalEngine:
         kept = self._kept.pop(topic, None)
         if kept is None:
             raise UnknownTopic(topic)
+        del self._topics[topic]
         for log in kept.logs:
             log.refuse(UnknownTopic(topic))
         for log in kept.logs:

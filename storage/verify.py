@@ -172,7 +172,8 @@ class _Partition:
     def _prove_index(self, index: str, entries: bytes, *, newest: bool) -> None:
         """Compare the index with what the log says; a crash may leave the newest one short, or not made yet."""
         if not Path(index).exists():
-            where = self._report.notes if newest else self._report.findings
+            unused = newest and not entries
+            where = self._report.notes if unused else self._report.findings
             where.append(Finding(index, 0, "the index is missing; the next start rebuilds it"))
             return
         stored = Path(index).read_bytes()

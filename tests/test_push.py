@@ -321,3 +321,19 @@ async def test_cursors_survive_a_restart(a_broker):
         subscriber = Delivered(await joined(connect))
         taken = [await subscriber.next() for _ in range(3)]
         assert [(offset, attempt) for _, offset, _, attempt in taken] == [(2, 2), (3, 2), (5, 2)]
+
+
+async def test_partitions_added_later_are_delivered_too_also_after_a_restart(a_broker):
+    async with a_broker() as connect:
+        publisher = await a_topic(connect, 1)
+        await publisher.call("create_subscription", subscription_id="s", topic="a")
+        await publisher.call("create_subscription", subscription_id="idle", topic="a")
+        subscriber = Delivered(await joined(connect))
+        assert await subscriber.take(1) == [b"0"]
+        assert (await publisher.call("add_partitions", topic="a", partitions=3))["partitions"] == 3
+        assert await publisher.call("add_partitions", topic="a", partitions=2) == "BAD_REQUEST"
+        await publisher.publish("a", b"new", partition="2")
+        assert await subscriber.take(1) == [b"new"]
+    async with a_broker() as connect:
+        subscriber = Delivered(await joined(connect, "idle"))
+        assert sorted(await subscriber.take(2)) == [b"0", b"new"]

@@ -124,7 +124,7 @@ def _offer_fresh(state: State, now: float, limit: int | None) -> list[Deliver]:
             room -= count
             deliveries += _deal(state, cursor, count, now)
         backlogs = [cursor for cursor in backlogs if cursor.next < cursor.end]
-    state.rotation.rotate(-1)
+    state.rotation.append(state.rotation.pop(0))
     return deliveries
 
 

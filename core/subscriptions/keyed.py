@@ -36,13 +36,20 @@ class Lane:
 
     def head(self) -> Record | None:
         """Return the message that may go out next, and keep it; None if none may."""
-        head = self._ready.first()
-        return None if head is None or self.blocker(head) else head
+        first = self._ready.first()
+        return None if first is None or self.blocker(first) else first
 
-    def blocker(self, record: Record) -> tuple[int, int] | None:
-        """Return the earlier message for which this one waits."""
-        before = ((p, o) for p, o in self.held if p == record.partition and o < record.offset)
-        return min(before, default=None)
+    def blocker(self, record: Record) -> Record | None:
+        """Return the earlier message of its partition that holds this one back."""
+        if not self.held:
+            return None
+        before = [(p, o) for p, o in self.held if p == record.partition and o < record.offset]
+        return self.open[min(before)] if before else None
+
+    def before(self, record: Record) -> Record | None:
+        """Return the message behind which this ready one waits; None if it is the head."""
+        first = self._ready.first()
+        return self.blocker(record) if first is record else first
 
     def pop(self) -> None:
         """Remove what head() has returned."""

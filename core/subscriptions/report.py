@@ -147,10 +147,8 @@ def _why_not_ready(state: State, record: Record, now: float) -> str:
     lane = record.lane
     if lane is None or lane.key is None:
         return _why_not_sent(state, state.turn, now)
-    waits = [(o, other) for (p, o), other in lane.open.items() if p == record.partition and o < record.offset]
-    waits = [(offset, other) for offset, other in waits if other.place is not Place.LEASED]
-    if waits:
-        return f"behind offset {min(waits)[0]} of the same key {lane.key!r}"
+    if before := lane.before(record):
+        return f"behind offset {before.offset} of partition {before.partition}, which has the same key {lane.key!r}"
     if lane.owner is not None:
         return f"key {lane.key!r} belongs to {lane.owner.name}; {_why_not_sent(state, [lane.owner], now)}"
     return _why_not_sent(state, state.turn, now)

@@ -9,7 +9,6 @@ Never: trio, time, storage.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from random import Random
 
@@ -41,7 +40,7 @@ class State:
         self.redelivered = 0
         self.dead_lettered = 0
         self.cursors = {partition: Cursor(partition, start) for partition, start in sorted(starts.items())}
-        self.rotation = deque(self.cursors.values())  # which partition is served first
+        self.rotation = list(self.cursors.values())  # which partition is served first
         self.subscribers: dict[str, Subscriber] = {}
         self.turn = Turn(1 if options.mode in (Mode.EXCLUSIVE, Mode.FAILOVER) else None)
         self.keyed = KeyedQueue() if options.mode is Mode.KEY_SHARED else None

@@ -6,7 +6,6 @@ Never: trio, time, random, storage.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 
 from core.subscriptions.leases import Subscriber
@@ -43,8 +42,8 @@ class Turn:
 
     def __init__(self, places: int | None = None) -> None:
         self._places = places  # None: everybody
-        self._ring: deque[Subscriber] = deque()
-        self._standby: deque[Subscriber] = deque()
+        self._ring: list[Subscriber] = []  # whose turn it is comes first
+        self._standby: list[Subscriber] = []
 
     def __iter__(self) -> Iterator[Subscriber]:
         return iter(self._ring)
@@ -64,14 +63,13 @@ class Turn:
             return
         self._ring.remove(subscriber)
         if self._standby:
-            self._ring.append(self._standby.popleft())
+            self._ring.append(self._standby.pop(0))
 
     def next(self) -> Subscriber | None:
         """Return who is next and has room, moving the turn on; None if nobody has."""
-        for _ in range(len(self._ring)):
-            subscriber = self._ring[0]
-            self._ring.rotate(-1)
+        for index, subscriber in enumerate(self._ring):
             if subscriber.room > 0:
+                self._move_on(index + 1)
                 return subscriber
         return None
 
@@ -81,7 +79,10 @@ class Turn:
 
     def deal(self, first: int, count: int) -> list[tuple[Subscriber, range]]:
         """Deal fresh messages out in turn, as far as there is room, moving the turn on."""
-        members = list(self._ring)
+        members = self._ring
         dealt, upcoming = deal([member.room for member in members], first, count)
-        self._ring.rotate(-upcoming)
+        self._move_on(upcoming)
         return [(members[hand], run) for hand, run in dealt]
+
+    def _move_on(self, places: int) -> None:
+        self._ring = self._ring[places:] + self._ring[:places]
