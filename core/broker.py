@@ -63,6 +63,15 @@ class MessageBroker:
             for partition in range(topic.partitions):
                 self.producers.restore(engine.log(topic.topic, partition))
 
+    async def run(self) -> None:
+        """Serve subscriptions and groups until cancelled; the engine must outlive this."""
+        async with trio.open_nursery() as keepers:
+            keepers.start_soon(self.subscriptions.deliveries.run)
+            keepers.start_soon(self.groups.run)
+            while True:
+                self.producers.trim()
+                await trio.sleep(1.0)
+
     # Topics
 
     async def create_topic(

@@ -19,7 +19,9 @@ from core.errors import BrokerError, OutOfSequence, ProducerFenced
 from storage.engine import PartitionLog
 
 WINDOW = 65_536  # numbers of a producer that are remembered
-MAX_PRODUCERS = 100_000  # the least recently active are forgotten
+MAX_PRODUCERS = 100_000  # those who connected longest ago are forgotten
+MAX_RANGES = 200_000  # of all producers together: some 30 MB
+KEPT_RANGES = 256  # of a producer, when there are too many: more than a publisher that interleaves with others has open
 
 
 class Stored(NamedTuple):
@@ -65,6 +67,7 @@ class Producer:
         self.producer_id = producer_id
         self.owner: object = None  # the session that may publish; an older one is fenced off
         self._highest = 0
+        self._forgotten = 0  # of numbers up to this one nothing is known any more
         self._stored: list[Stored] = []  # sorted by number, never overlapping
         self._waiting: list[tuple[Stored, Callable[[BrokerError | None], None]]] = []
 
@@ -77,7 +80,7 @@ class Producer:
         """Say what the publish with this number, and those right after it, are. Raises OutOfSequence."""
         if number > self._highest:
             return _ALL_NEW
-        if number <= self._highest - WINDOW:
+        if number <= max(self._highest - WINDOW, self._forgotten):
             raise OutOfSequence(f"publish number {number} is too old to tell; the newest is {self._highest}")
         place = bisect_right(self._stored, number, key=lambda stored: stored.first_number)
         if place and number < self._stored[place - 1].end:
@@ -96,6 +99,17 @@ class Producer:
         self._highest = max(self._highest, stored.end - 1)
         while self._stored[0].end <= self._highest - WINDOW:
             del self._stored[0]
+
+    @property
+    def ranges(self) -> int:
+        """How much memory it takes."""
+        return len(self._stored)
+
+    def trim(self, kept: int) -> None:
+        """Remember only the newest ranges; what is older cannot be told any more."""
+        if len(self._stored) > kept:
+            self._forgotten = self._stored[-kept - 1].end - 1
+            del self._stored[:-kept]
 
     def settled(self, stored: Stored, error: BrokerError | None) -> None:
         """A log has kept these numbers, or has not and they are forgotten; tell whoever sent them again meanwhile."""
@@ -135,6 +149,12 @@ class Producers:
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, Producer] = OrderedDict()
+
+    def trim(self) -> None:
+        """Keep memory bounded; called now and then."""
+        if sum(producer.ranges for producer in self._known.values()) > MAX_RANGES:
+            for producer in self._known.values():
+                producer.trim(KEPT_RANGES)
 
     def restore(self, log: PartitionLog) -> None:
         """Take in what a log remembers, at start."""

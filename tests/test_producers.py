@@ -111,3 +111,16 @@ def test_a_restart_knows_what_the_logs_remember():
     producers.restore(log)
     producer = producers.open("7", None)
     assert [look_up(producer, n) for n in (1, 5, 6, 7)] == [(log, 100), (log, 104), (log, 200), None]
+
+
+def test_memory_is_bounded_and_what_was_forgotten_is_refused_not_stored_twice():
+    producers, log = Producers(), a_log()
+    many = [producers.open("new", None) for _ in range(5)]
+    for number in range(1, 60_000):
+        for place, producer in enumerate(many):  # interleaved: no two numbers of one producer are neighbours in the log
+            producer.remember(Stored(number, 1, log, 5 * number + place))
+    producers.trim()
+    assert sum(producer.ranges for producer in many) <= 5 * 256
+    assert look_up(many[0], 59_999) == (log, 5 * 59_999)
+    with pytest.raises(OutOfSequence):
+        many[0].judge(100)

@@ -139,7 +139,7 @@ def _deal(state: State, cursor: Cursor, count: int, now: float) -> list[Deliver]
 def wanted(state: State, partition: int) -> range:
     """Return which fresh messages could go out beyond those at hand: read and offer them, as far as they exist."""
     cursor = state.cursor(partition)
-    room = 0 if state.paused else min(state.turn.room(), MAX_WAITING - state.waiting())
+    room = 0 if state.paused or state.waiting() >= MAX_WAITING else state.turn.room()
     if state.breaker.open:
         room = min(room, 1)
     return range(cursor.end, max(cursor.end, cursor.next + room))

@@ -60,33 +60,36 @@ class KeyedQueue:
     """The queue of key_shared. Lanes that can move stand in the agenda of their owner, or in that of nobody."""
 
     def __init__(self) -> None:
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str | tuple[int, int], Lane] = {}
         self._agendas: dict[Subscriber | None, list[tuple[int, int, Lane]]] = {}
         self._number = count()
 
-    def admit(self, record: Record, key: str | None) -> None:
-        """Put a message into the lane of its key; before anything else is done with it."""
-        lane = Lane(None) if key is None else self._lanes.setdefault(key, Lane(key))
+    def admit(self, record: Record) -> None:
+        """Put a message into its lane; before anything else is done with it."""
+        lane = self._lanes.setdefault(_lane_name(record), Lane(record.key))
         lane.open[record.partition, record.offset] = record
-        record.lane = lane
+
+    def lane(self, record: Record) -> Lane:
+        """Return the lane of an admitted message."""
+        return self._lanes[_lane_name(record)]
 
     def push(self, record: Record) -> None:
-        lane = _lane(record)
+        lane = self.lane(record)
         lane.held.discard((record.partition, record.offset))
         lane.push(record)
         self._schedule(lane)
 
     def hold(self, record: Record) -> None:
-        _lane(record).held.add((record.partition, record.offset))
+        self.lane(record).held.add((record.partition, record.offset))
 
     def settled(self, record: Record) -> None:
-        lane, place = _lane(record), (record.partition, record.offset)
+        lane, place = self.lane(record), (record.partition, record.offset)
         lane.held.discard(place)
         del lane.open[place]
         if lane.open:
             self._schedule(lane)
-        elif lane.key is not None:
-            del self._lanes[lane.key]
+        else:
+            del self._lanes[_lane_name(record)]
 
     def left(self, subscriber: Subscriber) -> None:
         for lane in self._lanes.values():
@@ -97,10 +100,10 @@ class KeyedQueue:
             self._schedule(lane)
 
     def owner(self, record: Record) -> Subscriber | None:
-        return _lane(record).owner
+        return self.lane(record).owner
 
     def bind(self, record: Record, subscriber: Subscriber) -> None:
-        lane = _lane(record)
+        lane = self.lane(record)
         lane.held.discard((record.partition, record.offset))
         if lane.key is not None:
             lane.owner = subscriber
@@ -109,7 +112,7 @@ class KeyedQueue:
     def followers(self, record: Record) -> list[Record]:
         return [
             other
-            for (partition, offset), other in _lane(record).open.items()
+            for (partition, offset), other in self.lane(record).open.items()
             if partition == record.partition and offset > record.offset and other.place is Place.LEASED
         ]
 
@@ -163,6 +166,5 @@ class KeyedQueue:
             heappush(agenda, (head.offset, next(self._number), lane))
 
 
-def _lane(record: Record) -> Lane:
-    assert record.lane is not None, "admit() comes first"
-    return record.lane
+def _lane_name(record: Record) -> str | tuple[int, int]:
+    return (record.partition, record.offset) if record.key is None else record.key

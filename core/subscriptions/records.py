@@ -7,12 +7,8 @@ Never: trio, time, random, storage.
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
 from core.subscriptions.alarms import NEVER
-
-if TYPE_CHECKING:
-    from core.subscriptions.keyed import Lane
 
 
 class Place(Enum):
@@ -45,16 +41,17 @@ class Record:
         "due",
         "failures",
         "holder",
-        "lane",
+        "key",
         "offset",
         "partition",
         "place",
         "reason",
     )
 
-    def __init__(self, partition: int, offset: int, attempts: int = 0) -> None:
+    def __init__(self, partition: int, offset: int, attempts: int = 0, key: str | None = None) -> None:
         self.partition = partition
         self.offset = offset
+        self.key = key  # known in key_shared alone
         self.attempts = attempts  # deliveries made
         self.failures = 0  # deliveries that are held against it
         self.place = Place.READY
@@ -63,7 +60,6 @@ class Record:
         self.holder = ""  # who has it, or had it last
         self.alone = False  # offered alone from now on
         self.death: Death | None = None  # of which it is a suspect
-        self.lane: Lane | None = None  # in key_shared
 
     def take_the_blame(self) -> None:
         """Explain the earlier death of which this message is a suspect: it is counted as its failure."""

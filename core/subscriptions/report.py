@@ -144,13 +144,13 @@ def _waiting(state: State, record: Record, now: float) -> str:
 
 
 def _why_not_ready(state: State, record: Record, now: float) -> str:
-    lane = record.lane
-    if lane is None or lane.key is None:
+    if state.keyed is None or record.key is None:
         return _why_not_sent(state, state.turn, now)
+    lane = state.keyed.lane(record)
     if before := lane.before(record):
-        return f"behind offset {before.offset} of partition {before.partition}, which has the same key {lane.key!r}"
+        return f"behind offset {before.offset} of partition {before.partition}, which has the same key {record.key!r}"
     if lane.owner is not None:
-        return f"key {lane.key!r} belongs to {lane.owner.name}; {_why_not_sent(state, [lane.owner], now)}"
+        return f"key {record.key!r} belongs to {lane.owner.name}; {_why_not_sent(state, [lane.owner], now)}"
     return _why_not_sent(state, state.turn, now)
 
 

@@ -93,8 +93,7 @@ def _open_runs(state: State, cursor: Cursor, deaths: dict[int, int]) -> Iterator
     def history(record: Record) -> tuple[Any, ...]:
         known = record.death is not None and not record.death.explained
         death = deaths.setdefault(id(record.death), len(deaths) + 1) if known else 0
-        key = record.lane.key if record.lane else None
-        return record.attempts, record.failures, death, record.alone, record.reason, key
+        return record.attempts, record.failures, death, record.alone, record.reason, record.key
 
     records = sorted(cursor.records(), key=lambda record: record.offset)
     for past, group in groupby(records, key=history):
@@ -114,12 +113,12 @@ def restore(name: str, snapshot: Snapshot, now: float, random: Random) -> State:
         state.cursors[partition.partition].start = partition.start
         for run in sorted(partition.open, key=lambda run: run.first):
             for offset in run.offsets:
-                _reopen(state, _record(partition.partition, offset, run, deaths), run.key, now)
+                _reopen(state, _record(partition.partition, offset, run, deaths), now)
     return state
 
 
 def _record(partition: int, offset: int, run: OpenRun, deaths: dict[int, Death]) -> Record:
-    record = Record(partition, offset, run.attempts)
+    record = Record(partition, offset, run.attempts, run.key)
     record.failures = run.failures
     record.reason = run.reason
     record.alone = run.alone
@@ -127,9 +126,9 @@ def _record(partition: int, offset: int, run: OpenRun, deaths: dict[int, Death])
     return record
 
 
-def _reopen(state: State, record: Record, key: str | None, now: float) -> None:
+def _reopen(state: State, record: Record, now: float) -> None:
     if state.keyed is not None:
-        state.keyed.admit(record, key)
+        state.keyed.admit(record)
     limit = state.options.max_deliveries
     if limit and record.failures >= limit:
         state.make_die(record)

@@ -112,8 +112,8 @@ class Subscription:
         if not first <= cursor.end < first + len(keys):
             return
         for offset in range(cursor.end, first + len(keys)):
-            record = Record(partition, offset)
-            state.keyed.admit(record, keys[offset - first])
+            record = Record(partition, offset, key=keys[offset - first])
+            state.keyed.admit(record)
             state.make_ready(record)
         cursor.next = cursor.end = first + len(keys)
 
