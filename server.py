@@ -1,8 +1,7 @@
 """server: run the broker: settings, wiring, the one nursery tree.
 
-May import: core.broker, core.config, core.errors, core.listening, core.version, storage.engine, storage.files,
-    storage.local, trio,
-    the standard library.
+May import: core.broker, core.config, core.listening, core.version, gateways.json_lines, storage.engine,
+    storage.files, storage.local, trio, the standard library.
 Never: clients, cli.
 """
 
@@ -11,16 +10,17 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import trio
 
 from core.broker import MessageBroker
 from core.config import Settings, SettingsError, describe_flags, load, render
-from core.listening import Peers, listen
+from core.listening import Door, Doorway, FrameDoor, Peers, listen
 from core.version import __version__
+from gateways.json_lines import JsonDoor
 from storage.engine import Engine
 from storage.files import CannotOpen
 from storage.local import LocalEngine
@@ -36,7 +36,7 @@ QB_CONFIG_FILE or --config-file, the file over the defaults."""
 async def serve(
     settings: Settings,
     engine: Engine,
-    listeners: Sequence[socket.socket],
+    doorways: Sequence[Doorway],
     stop: trio.Event,
     *,
     started: Callable[[MessageBroker], None] = lambda broker: None,
@@ -47,13 +47,14 @@ async def serve(
     async with trio.open_nursery() as storage:  # outlives whoever has something to store
         storage.start_soon(engine.run)
         async with trio.open_nursery() as keepers:  # outlive all peers
-            keepers.start_soon(broker.subscriptions.deliveries.run)
-            keepers.start_soon(broker.groups.run)
+            keepers.start_soon(broker.run)
             async with trio.open_nursery() as sessions:  # given grace to finish
                 async with trio.open_nursery() as doors:  # shut first
                     doors.start_soon(peers.keep_alive)
-                    for listener in listeners:
-                        doors.start_soon(peers.accept, listener, sessions)
+                    for doorway in doorways:
+                        door = doorway.door(broker)
+                        for listener in doorway.listeners:
+                            doors.start_soon(peers.accept, listener, door, sessions)
                     started(broker)
                     await stop.wait()
                     doors.cancel_scope.cancel()
@@ -75,30 +76,45 @@ async def stop_on_signal(signals: AsyncIterator[int], stop: trio.Event) -> None:
 
 async def run(settings: Settings) -> None:
     """Open the storage and the doors, and serve until a signal. Raises CannotOpen, OSError."""
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        listeners = listen(settings.server.host, settings.server.port)
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals, open_doorways(settings) as doorways:
         engine = await trio.to_thread.run_sync(LocalEngine.open, settings.storage)
         try:
             stop = trio.Event()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(stop_on_signal, signals, stop)
-                await serve(settings, engine, listeners, stop, started=lambda _: announce(settings, engine, listeners))
+                await serve(settings, engine, doorways, stop, started=lambda _: announce(settings, engine, doorways))
                 nursery.cancel_scope.cancel()
         finally:
             engine.close()
-            for listener in listeners:
-                listener.close()
     log.info("stopped")
 
 
-def announce(settings: Settings, engine: Engine, listeners: Sequence[socket.socket]) -> None:
+@contextmanager
+def open_doorways(settings: Settings) -> Iterator[Sequence[Doorway]]:
+    """Listen wherever the settings say, the binary door first. Raises OSError with words for the operator."""
+    with ExitStack() as opened:
+
+        def doorway(title: str, door: Callable[[MessageBroker], Door], host: str, port: int) -> Doorway:
+            return Doorway(title, door, [opened.enter_context(listener) for listener in listen(host, port)])
+
+        doorways = [doorway("frames", FrameDoor, settings.server.host, settings.server.port)]
+        if settings.json.port:
+            try:
+                doorways.append(doorway("JSON lines", JsonDoor, settings.json.host, settings.json.port))
+            except OSError as error:
+                raise OSError(f"{error}; QB_JSON_PORT chooses another port for JSON lines, 0 none") from None
+        yield doorways
+
+
+def announce(settings: Settings, engine: Engine, doorways: Sequence[Doorway]) -> None:
     """Tell the operator what runs where, and what the start found."""
     found = engine.recovery
     for note in found.notes:
         log.warning("%s", note)
-    addresses = ", ".join(f"{listener.getsockname()[0]}:{listener.getsockname()[1]}" for listener in listeners)
     promise = "fsynced before every ack" if settings.storage.fsync_on_write else "NOT fsynced before acks"
-    print(f"QB {__version__} listens on {addresses}", flush=True)
+    print(f"QB {__version__} listens on {doorways[0].addresses}", flush=True)
+    for doorway in doorways[1:]:
+        print(f"{doorway.title} on {doorway.addresses}", flush=True)
     print(f"data in {os.path.abspath(settings.storage.data_dir)}, {promise}", flush=True)
     print(f"{counted(found.topics, 'topic')}, {counted(found.messages, 'message')} recovered", flush=True)
 

@@ -5,27 +5,37 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from line_peers import LinePeer
 from peers import TrioPeer
 
 from core.config import ServerSettings, Settings, StorageSettings
-from core.listening import listen
+from core.listening import Doorway, FrameDoor, listen
+from gateways.json_lines import JsonDoor
 from server import serve
 from storage.local import LocalEngine
 
 ROOT = Path(__file__).parent.parent
 
 
+def free_port() -> int:
+    """Return a port that nobody listens on right now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
 class BrokerProcess:
-    """`python server.py` on a free port, with a data directory of its own."""
+    """`python server.py` on a free port, with a data directory of its own; without JSON lines unless asked for."""
 
     def __init__(self, directory: Path, prefix: tuple[str, ...] = (), **settings: object) -> None:
         self.data_dir = directory / "data"
@@ -39,7 +49,7 @@ class BrokerProcess:
     def start(self) -> None:
         """Start, and return when it listens."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("QB_")}
-        environment |= {"QB_DATA_DIR": str(self.data_dir), "QB_SERVER_PORT": str(self.port)}
+        environment |= {"QB_DATA_DIR": str(self.data_dir), "QB_SERVER_PORT": str(self.port), "QB_JSON_PORT": "0"}
         environment |= {f"QB_{name.upper()}": value for name, value in self._settings.items()}
         with self.log_file.open("ab") as errors:
             self.process = subprocess.Popen(
@@ -50,8 +60,11 @@ class BrokerProcess:
                 text=True,
             )
         assert self.process.stdout is not None
-        lines = [self.process.stdout.readline() for _ in range(3)]
-        self.banner = "".join(lines)
+        self.banner = ""
+        for line in self.process.stdout:
+            self.banner += line
+            if line.endswith("recovered\n"):
+                break
         found = re.search(r"listens on [^\s,]*:(\d+)", self.banner)
         assert found, f"the server did not start: {self.banner}\n{self.log_file.read_text()}"
         self.port = int(found.group(1))
@@ -85,7 +98,7 @@ class BrokerProcess:
 
 @pytest.fixture
 def start_broker(tmp_path: Path) -> Iterator[Callable[..., BrokerProcess]]:
-    """Starts brokers with given settings (segment_bytes=..., ...), and ends them after the test."""
+    """Starts brokers with given settings (segment_bytes=..., json_port=free_port()), and ends them after the test."""
     started: list[BrokerProcess] = []
 
     def start(name: str = "broker", prefix: tuple[str, ...] = (), **settings: object) -> BrokerProcess:
@@ -106,37 +119,54 @@ def broker(start_broker: Callable[..., BrokerProcess]) -> BrokerProcess:
     return start_broker()
 
 
+class Doors:
+    """Connects peers to a broker in this process: `await connect()` speaks frames, `await connect.lines()` JSON."""
+
+    def __init__(self) -> None:
+        self.doorways = [
+            Doorway("frames", FrameDoor, listen("127.0.0.1", 0)),
+            Doorway("JSON lines", JsonDoor, listen("127.0.0.1", 0)),
+        ]
+        self._streams: list[trio.SocketStream] = []
+
+    async def __call__(self) -> TrioPeer:
+        return TrioPeer(await self._connect(0))
+
+    async def lines(self) -> LinePeer:
+        return LinePeer(await self._connect(1))
+
+    async def _connect(self, number: int) -> trio.SocketStream:
+        port = self.doorways[number].listeners[0].getsockname()[1]
+        self._streams.append(await trio.open_tcp_stream("127.0.0.1", port))
+        return self._streams[-1]
+
+    async def close(self) -> None:
+        for stream in self._streams:
+            await trio.aclose_forcefully(stream)
+        for doorway in self.doorways:
+            for listener in doorway.listeners:
+                listener.close()
+
+
 @pytest.fixture
-def a_broker(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[Callable[[], Awaitable[TrioPeer]]]]:
+def a_broker(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[Doors]]:
     """Opens a broker in this process, on this test's clock, and gives out peers."""
 
     @asynccontextmanager
-    async def opened(
-        storage: dict[str, Any] | None = None, **server: Any
-    ) -> AsyncIterator[Callable[[], Awaitable[TrioPeer]]]:
+    async def opened(storage: dict[str, Any] | None = None, **server: Any) -> AsyncIterator[Doors]:
         settings = Settings(
             server=ServerSettings(port=0, **server),
             storage=StorageSettings(data_dir=str(tmp_path / "data"), **(storage or {})),
         )
         engine = await trio.to_thread.run_sync(LocalEngine.open, settings.storage)
-        listeners, stop = listen("127.0.0.1", 0), trio.Event()
-
-        peers: list[TrioPeer] = []
-
-        async def connect() -> TrioPeer:
-            peers.append(TrioPeer(await trio.open_tcp_stream("127.0.0.1", listeners[0].getsockname()[1])))
-            return peers[-1]
-
+        doors, stop = Doors(), trio.Event()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(serve, settings, engine, listeners, stop)
-                yield connect
+                nursery.start_soon(serve, settings, engine, doors.doorways, stop)
+                yield doors
                 stop.set()
         finally:
-            for peer in peers:
-                await trio.aclose_forcefully(peer.stream)
+            await doors.close()
             engine.close()
-            for listener in listeners:
-                listener.close()
 
     return opened

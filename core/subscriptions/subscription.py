@@ -206,11 +206,10 @@ class Subscription:
         leased = any(subscriber.find(partition, one) for subscriber in state.subscribers.values())
         if leased or offset in cursor.waiting or not cursor.dropped <= offset < cursor.next:
             return False
-        record = Record(partition, offset)
+        record = Record(partition, offset, key=key)
         if state.keyed is not None:
-            state.keyed.admit(record, key)
+            state.keyed.admit(record)
         state.make_ready(record)
-        state.dirty = True
         return True
 
     def add_partition(self, partition: int, start: int) -> None:
