@@ -25,6 +25,9 @@ BENCHMARKS = (
     "idle_connections",
     "memory",
     "recovery",
+    "deliver",
+    "deliver_fan_out",
+    "deliver_latency",
 )
 
 

@@ -13,7 +13,7 @@ import platform
 import subprocess
 from pathlib import Path
 
-from benchmarks.harness import Options, bare_appends, report, report_latency, scratch
+from benchmarks.harness import Options, bare_appends, case_name, report, report_latency, scratch
 
 
 def run(options: Options) -> None:
@@ -29,12 +29,14 @@ def run(options: Options) -> None:
         filesystem=_filesystem(options.directory),
         python=platform.python_version(),
         trio=importlib.metadata.version("trio"),
+        load_average=round(os.getloadavg()[0], 1),  # well above 0: somebody else was measured too
     )
     with scratch(options) as directory:
         for size, count in ((200, options.scaled(4000)), (1 << 20, options.scaled(400))):
             seconds = bare_appends(directory, size, count)
             rate = size * count / sum(seconds) / 1e6
-            report_latency("machine", f"append+fdatasync/{size}B", seconds, megabytes_per_second=round(rate, 1))
+            case = case_name("bare-append+fdatasync", size, "one-at-a-time", "fdatasync")
+            report_latency("machine", case, seconds, megabytes_per_second=round(rate, 1))
 
 
 def _processor() -> str:

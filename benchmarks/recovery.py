@@ -33,17 +33,21 @@ def run(options: Options) -> None:
             for _ in range(messages // AT_ONCE):
                 client.publish_many("bench", bodies)
             server.process.kill()
-        for cache in ("warm", "cold"):
-            if cache == "cold":
-                _evict(data_dir)
-            with qb_server(data_dir) as server, BrokerClient(port=server.port) as client:
-                described = client.describe_topic("bench")
-                seconds = significant(server.seconds_to_ready)
-                if described["messages"] != messages:
-                    raise RuntimeError(f"{messages} messages were acked and {described['messages']} recovered")
-            case = f"qb/{SIZE}B/{messages}-messages/after-kill-9/{cache}-page-cache"
-            report(NAME, case, seconds=seconds, log_bytes=described["bytes"])
-    judge(NAME, f"{messages:,} messages: seconds, not minutes", seconds, seconds < TARGET_SECONDS, "seconds")
+        warm = _open(data_dir, messages, "warm")
+        _evict(data_dir)
+        slower = max(warm, _open(data_dir, messages, "cold"))
+    judge(NAME, f"{messages:,} messages: seconds, not minutes", slower, slower < TARGET_SECONDS, "seconds")
+
+
+def _open(data_dir: Path, messages: int, cache: str) -> float:
+    """Start a broker on the directory; returns the seconds until it serves every message."""
+    with qb_server(data_dir) as server, BrokerClient(port=server.port) as client:
+        described = client.describe_topic("bench")
+    if described["messages"] != messages:
+        raise RuntimeError(f"{messages} messages were acked and {described['messages']} recovered")
+    case = f"qb/{SIZE}B/{messages}-messages/after-kill-9/{cache}-page-cache"
+    report(NAME, case, seconds=significant(server.seconds_to_ready), log_bytes=described["bytes"])
+    return server.seconds_to_ready
 
 
 def _evict(data_dir: Path) -> None:

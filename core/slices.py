@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from core.frames import HEAD, LENGTH, decode_properties, frame_length
+from core.frames import HEAD, decode_properties, frame_length
 from storage.engine import Chunk, PartitionLog
 
 READ_BYTES = 262_144
 
 
 def cut(chunk: Chunk, run: range) -> bytes:
-    """Return the frames of the run, all of which are in the chunk; seals between neighbours may come along."""
-    data, positions, base = chunk.data, chunk.positions, chunk.first_offset
+    """Return the frames of the run, all of which are in the chunk; seals that follow them may come along."""
+    data, positions = chunk.data, chunk.positions
+    first, last = run.start - chunk.first_offset, run[-1] - chunk.first_offset
+    end = positions[last] + frame_length(data, positions[last])
     if run.step == 1:
-        last = positions[run[-1] - base]
-        return data[positions[run.start - base] : last + frame_length(data, last)]
-    starts = positions[run.start - base : run[-1] - base + 1 : run.step]
-    length = LENGTH.unpack_from
-    return b"".join([data[at : at + length(data, at)[0]] for at in starts])
+        return data[positions[first] : end]
+    starts = positions[first : last + 1 : run.step]
+    ends = [*positions[first + 1 : last + 1 : run.step], end]  # a frame reaches to the next one, or to a seal before it
+    return b"".join([data[start:end] for start, end in zip(starts, ends, strict=True)])
 
 
 async def collect(log: PartitionLog, runs: Iterable[range], chunk: Chunk | None) -> bytes:
