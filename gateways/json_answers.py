@@ -56,13 +56,18 @@ def record(message: Frame) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "offset": message.sequence_number,
         "timestamp": iso_time(message.timestamp),
-        **_value(message.body),
+        **shown_value(message.body),
         "key": message.properties.get("key"),
     }
-    more = {name: text for name, text in message.properties.items() if name not in _SHOWN_APART}
+    more = own_properties(message)
     if more:
         shown["properties"] = more
     return shown
+
+
+def own_properties(message: Frame) -> dict[str, str]:
+    """Return the publisher's own properties: those that have no field of their own."""
+    return {name: text for name, text in message.properties.items() if name not in _SHOWN_APART}
 
 
 def iso_time(timestamp_ms: int) -> str:
@@ -71,7 +76,8 @@ def iso_time(timestamp_ms: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _value(body: bytes) -> dict[str, str]:
+def shown_value(body: bytes) -> dict[str, str]:
+    """Return a body as text, or as base64 with `encoding` beside it if it is not UTF-8."""
     try:
         return {"value": body.decode()}
     except UnicodeDecodeError:

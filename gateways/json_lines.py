@@ -14,10 +14,10 @@ import logging
 import trio
 
 from core.broker import MessageBroker
-from core.errors import BrokerError
+from core.errors import REPLIES, BrokerError
 from core.transport import Transport
 from gateways.json_answers import failure, success, words
-from gateways.json_methods import Methods
+from gateways.json_methods import Methods, Patience
 from gateways.lines import Lines
 
 log = logging.getLogger("qb.json_lines")
@@ -28,6 +28,8 @@ QUEUED_LIMIT = 1 << 20  # answers that a peer has not read: past this, its lines
 
 class JsonDoor:
     """Opens a session for each peer."""
+
+    name = "json"
 
     def __init__(self, broker: MessageBroker) -> None:
         self._broker = broker
@@ -45,8 +47,8 @@ class JsonSession:
     def __init__(self, broker: MessageBroker, transport: Transport, name: str) -> None:
         self._transport = transport
         self._lines = Lines(broker.settings.server.max_message_size + LINE_ROOM)
-        self._methods = Methods(broker, transport, name)
-        self._patience = self._methods.patience
+        self._patience = Patience()
+        self._methods = Methods(broker, transport, name, self._patience)
         self._scope = trio.CancelScope()
         self.name = name
         transport.has_emptied = self._methods.subscribing.has_room
@@ -58,24 +60,26 @@ class JsonSession:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._transport.send_queued)
                     await self._converse()
-                    self._leave()
                     await self._transport.wait_for_room(0)
                     nursery.cancel_scope.cancel()
         finally:
-            self._leave()
             self._transport.close()
 
     async def _converse(self) -> None:
-        """Answer every line until the peer sends no more, or we drain."""
+        """Answer every line until the peer sends no more, has lost our trust, or we drain."""
         try:
             while data := await self._receive():
                 for line in self._lines.feed(data):
                     await self._answer(line)
             for line in () if self._patience.ended else self._lines.finish():
                 await self._answer(line)
+        except BrokerError as error:  # one that the connection does not survive
+            self._transport.send(failure(words(error)))
         except Exception:
             log.exception("session with %s ended by a fault of ours", self.name)
             self._transport.send(failure("internal error"))
+        finally:
+            self._methods.subscribing.leave_all(died=not self._patience.ended)
 
     async def _receive(self) -> bytes:
         """Return what the peer has sent; b"" when no more will come or be read."""
@@ -97,10 +101,9 @@ class JsonSession:
         try:
             return success(await self._methods.carry_out(line))
         except BrokerError as error:
+            if not REPLIES[type(error)].survives:
+                raise
             return failure(words(error))
-
-    def _leave(self) -> None:
-        self._methods.subscribing.leave_all(died=not self._patience.ended)
 
     def drain(self) -> None:
         """Read nothing more, answer what was received."""

@@ -54,11 +54,11 @@ class Patience:
 class Methods:
     """Carries out the requests of one peer, one after the other."""
 
-    def __init__(self, broker: MessageBroker, transport: Transport, name: str) -> None:
+    def __init__(self, broker: MessageBroker, transport: Transport, name: str, patience: Patience) -> None:
         self._broker = broker
         self._transport = transport
         self._name = name
-        self.patience = Patience()
+        self._patience = patience
         self.subscribing = Subscribing(broker.subscriptions, transport)
 
     async def carry_out(self, line: bytes) -> Data:
@@ -97,7 +97,7 @@ class Methods:
     async def fetch(self, wanted: wants.Fetch) -> Data:
         self._check_place(wanted.topic, wanted.partition, wanted.offset)
         limits = Limits(max_messages=wanted.max, max_wait=wanted.max_wait_ms / 1000)
-        with self.patience.waiting() as waiting:
+        with self._patience.waiting() as waiting:
             chunk = await self._broker.fetch(wanted.topic, wanted.partition, wanted.offset, limits)
         if waiting.cancelled_caught:
             at_once = limits._replace(max_wait=0.0)

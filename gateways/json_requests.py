@@ -12,10 +12,11 @@ from typing import Annotated, Literal, TypeVar, get_args
 import msgspec
 from msgspec import Meta
 
-from core.errors import BadRequest
+from core.errors import BadRequest, PeerMisbehaved
 from core.groups import SESSION_TIMEOUT
 
 SHOWN = 80  # characters of a peer's own text in an error
+_HTTP = re.compile(rb"[A-Z]{1,20} .*HTTP/1\.[01]\s*\Z|host:", re.IGNORECASE)  # its first line, or a header it must have
 
 # A description ends the sentence "<field> must be ...".
 Text = Annotated[str, Meta(description="a string")]
@@ -123,7 +124,13 @@ class _Opening(msgspec.Struct):
 
 
 def type_of(line: bytes) -> str:
-    """Return what a line asks for. Raises BadRequest unless it is an object that says so."""
+    """Return what a line asks for. Raises BadRequest unless it is an object that says so.
+
+    Raises PeerMisbehaved for HTTP: a web page can make a browser post to this port, and then the body, which the page
+    has written, must not be carried out.
+    """
+    if _HTTP.match(line):
+        raise PeerMisbehaved("this door speaks JSON lines, not HTTP")
     try:
         line.decode()
         opening = _decode(line, _Opening)

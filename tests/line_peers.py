@@ -75,3 +75,18 @@ class LinePeer:
         line = await self.receive()
         assert list(line) == ["ok", "message"], line
         return line["message"]
+
+
+async def a_topic(peer: LinePeer, count: int = 0, topic: str = "a", partitions: int = 1) -> None:
+    """Make a topic and publish 0, 1, ... to it."""
+    await peer.data("createTopic", topic=topic, partitions=partitions)
+    for number in range(count):
+        await peer.data("produce", topic=topic, value=str(number))
+
+
+async def subscribed(connect: Any, **options: Any) -> LinePeer:
+    """Return a peer that has joined subscription `s` on topic `a`, made if need be."""
+    peer = await connect.lines()
+    await peer.data("createSubscription", subscription="s", topic="a")
+    assert await peer.data("subscribe", subscription="s", **options) == {"subscription": "s", "topic": "a"}
+    return peer

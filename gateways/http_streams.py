@@ -1,0 +1,103 @@
+"""gateways.http_streams: every stream of the HTTP door: who has joined what, and what can be sent once more.
+
+May import: core.broker, core.deliveries, core.errors, core.transport, gateways.http_events, gateways.http_pushed,
+    gateways.http_subscriber, gateways.http_tail, the standard library.
+Never: sockets, files, starlette.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+from core.broker import MessageBroker
+from core.deliveries import Deliveries, Live
+from core.errors import BadRequest, NotJoined
+from core.transport import Transport
+from gateways.http_events import EventStream, Pace
+from gateways.http_pushed import parse_event_id
+from gateways.http_subscriber import Sent, Subscriber
+from gateways.http_tail import Tail
+
+WINDOW = 100  # messages in flight to a stream that asks for no other number
+ENDED = 1_000  # ended streams that are remembered
+
+
+class Streams:
+    """Every stream of this door."""
+
+    def __init__(self, broker: MessageBroker) -> None:
+        self._deliveries: Deliveries = broker.subscriptions.deliveries
+        self.tails: set[Tail] = set()
+        self._broker = broker
+        self._pace = Pace()
+        self._open: dict[str, Subscriber] = {}
+        self._ended: OrderedDict[str, tuple[Live, Sequence[Sent]]] = OrderedDict()  # streams with auto_ack, by id
+
+    def __len__(self) -> int:
+        return len(self._open) + len(self.tails)
+
+    def drain(self) -> None:
+        """End all of them."""
+        for stream in [*self._open.values(), *self.tails]:
+            stream.end("the broker is shutting down")
+
+    def tail(self, topic: str, starts: Mapping[int, int], transport: Transport) -> EventStream:
+        """Return a live tail from these offsets on. Raises UnknownTopic, UnknownPartition, ShuttingDown."""
+        self._broker.check_open()
+        tail = Tail(self._broker, topic, starts, self.tails.discard)
+        self.tails.add(tail)
+        return EventStream(tail, transport, self._pace)
+
+    def join(
+        self,
+        subscription_id: str,
+        transport: Transport,
+        address: str,
+        *,
+        window: int | None,
+        auto_ack: bool,
+        last_event_id: str = "",
+    ) -> EventStream:
+        """Return a stream that has joined. Raises UnknownSubscription, SubscriptionBusy, BadRequest, ShuttingDown."""
+        self._broker.check_open()
+        live = self._broker.subscriptions.live(subscription_id)
+        subscriber = Subscriber(live, self._deliveries, transport, address, auto_ack=auto_ack, closed=self._remember)
+        most = live.subscription.options.max_in_flight
+        self._deliveries.join(live, subscriber, min(WINDOW, most) if window is None else window, announces=False)
+        self._open[subscriber.id] = subscriber
+        if auto_ack:
+            self._send_again(live, last_event_id)
+        return EventStream(subscriber, transport, self._pace)
+
+    def _remember(self, subscriber: Subscriber) -> None:
+        """A stream is over, but its peer may come back and say that it has not seen everything."""
+        del self._open[subscriber.id]
+        if subscriber.delivered:
+            self._ended[subscriber.id] = subscriber.live, subscriber.delivered
+            if len(self._ended) > ENDED:
+                self._ended.popitem(last=False)
+
+    def _send_again(self, live: Live, last_event_id: str) -> None:
+        """Deliver once more what an ended stream was sent after the last event that its peer has seen."""
+        place = parse_event_id(last_event_id)
+        for id, (of, delivered) in reversed(self._ended.items()):
+            places = [(sent.partition, sent.offset) for sent in delivered]
+            if of is live and place in places:
+                for sent in list(delivered)[places.index(place) + 1 :]:
+                    live.subscription.retry(sent.partition, sent.offset, sent.key)
+                del self._ended[id]
+                self._deliveries.touch(live)
+                return
+
+    def find(self, subscription_id: str, stream: str | None) -> Subscriber:
+        """Return a stream that has joined; without an id, the only one. Raises UnknownSubscription, NotJoined."""
+        live = self._broker.subscriptions.live(subscription_id)
+        joined = {id: each for id, each in self._open.items() if each.live is live}
+        if stream is None:
+            if len(joined) > 1:
+                raise BadRequest(f"{len(joined)} streams have joined subscription {subscription_id!r}: say which one")
+            stream = next(iter(joined), "")
+        if stream not in joined:
+            raise NotJoined(f"there is no open stream {stream[:80]!r} of subscription {subscription_id!r}")
+        return joined[stream]
