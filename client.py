@@ -18,9 +18,13 @@ from clients import (
     BrokerClient,
     BrokerUnavailable,
     ConnectionLost,
+    Consumer,
     DiskFull,
+    Fetched,
+    GroupInUse,
     LogDamaged,
     LogPoisoned,
+    Message,
     MessageTooLarge,
     NotJoined,
     OffsetOutOfRange,
@@ -34,30 +38,40 @@ from clients import (
     RequestRefused,
     RequestTimedOut,
     ShuttingDown,
+    StaleGeneration,
     StoredRun,
+    Subscriber,
     SubscriptionBusy,
     SubscriptionExists,
+    SubscriptionRemoved,
     TooManyConnections,
     TopicExists,
     TopicInUse,
+    UnknownGroup,
+    UnknownMember,
     UnknownPartition,
     UnknownSubscription,
     UnknownTopic,
 )
 
 if TYPE_CHECKING:
-    from clients import AsyncBrokerClient
+    from clients import AsyncBrokerClient, AsyncConsumer
 
 __all__ = [
     "AsyncBrokerClient",
+    "AsyncConsumer",
     "BadName",
     "BadRequest",
     "BrokerClient",
     "BrokerUnavailable",
     "ConnectionLost",
+    "Consumer",
     "DiskFull",
+    "Fetched",
+    "GroupInUse",
     "LogDamaged",
     "LogPoisoned",
+    "Message",
     "MessageTooLarge",
     "NotJoined",
     "OffsetOutOfRange",
@@ -71,12 +85,17 @@ __all__ = [
     "RequestRefused",
     "RequestTimedOut",
     "ShuttingDown",
+    "StaleGeneration",
     "StoredRun",
+    "Subscriber",
     "SubscriptionBusy",
     "SubscriptionExists",
+    "SubscriptionRemoved",
     "TooManyConnections",
     "TopicExists",
     "TopicInUse",
+    "UnknownGroup",
+    "UnknownMember",
     "UnknownPartition",
     "UnknownSubscription",
     "UnknownTopic",
@@ -85,8 +104,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "AsyncBrokerClient":
-        return clients.AsyncBrokerClient
+    if name in ("AsyncBrokerClient", "AsyncConsumer"):
+        return getattr(clients, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

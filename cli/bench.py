@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from functools import partial
 from itertools import chain, repeat
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, TypeVar
 
 from cli.command import Command, Outcome, broker, counted, of_kind
@@ -140,6 +140,52 @@ def _sentences(data: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _deliver_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--count", metavar="N", type=of_kind(INTEGER.within(1)), default=200_000, help="(200000)")
+    parser.add_argument("--size", metavar="SIZE", type=of_kind(SIZE), default=100, help="bytes of each message (100)")
+    parser.add_argument("--batch", action="store_true", help="hand messages over in lists")
+
+
+def _bench_deliver(args: argparse.Namespace) -> Outcome:
+    """Store a backlog, then measure how fast one subscriber handles and acks it."""
+    with ExitStack() as stack:
+        client = stack.enter_context(broker(args))
+        topic = _own_topic(client, stack)
+        client.publish_many(topic, repeat(os.urandom(args.size), args.count))
+        seconds = _handle_all(client, topic, args.count, args.batch)
+    data = {
+        "count": args.count,
+        "size": args.size,
+        "handed_over": "in lists" if args.batch else "one by one",
+        "seconds": round(seconds, 6),
+        "messages_per_second": round(args.count / seconds, 1),
+        "megabytes_per_second": round(args.count * args.size / seconds / 1e6, 3),
+    }
+    what = f"{counted(args.count, 'message')} of {counted(args.size, 'byte')}, handled {data['handed_over']} and acked"
+    return Outcome(data, f"{what}\n{data['messages_per_second']:,.0f} msg/s, {data['megabytes_per_second']:,.2f} MB/s")
+
+
+def _handle_all(client: BrokerClient, topic: str, count: int, batch: bool) -> float:
+    handled, done = 0, Event()
+
+    def handle(number: int) -> None:
+        nonlocal handled
+        handled += number
+        if handled >= count:
+            done.set()
+
+    started = time.perf_counter()
+    if batch:
+        subscriber = client.subscribe(topic, batch_handler=lambda messages: handle(len(messages)))
+    else:
+        subscriber = client.subscribe(topic, handler=lambda message: handle(1))
+    while not done.wait(0.2):
+        subscriber.wait(0)  # raises, should the subscription have ended
+    seconds = time.perf_counter() - started
+    subscriber.unsubscribe()
+    return seconds
+
+
 COMMANDS = (
     Command(
         "bench publish",
@@ -147,5 +193,12 @@ COMMANDS = (
         "bench publish --depth 1 --size 1KiB",
         _arguments,
         _bench_publish,
+    ),
+    Command(
+        "bench deliver",
+        "measure how fast messages are pushed, handled and acked",
+        "bench deliver --batch",
+        _deliver_arguments,
+        _bench_deliver,
     ),
 )

@@ -21,6 +21,8 @@ Row = Mapping[str, Any]
 
 def emit(outcome: Outcome, as_json: bool) -> None:
     """Print what a command returned to standard output. Raises BrokenPipeError when nobody reads it."""
+    if outcome.data is None and outcome.text is None:
+        return  # the command has shown everything as it came
     if as_json:
         print(json.dumps(outcome.data, indent=2 if sys.stdout.isatty() else None))
     elif outcome.text is not None:
@@ -121,4 +123,6 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "retention_bytes": _size,
     "retention_hours": "{:g}".format,
     "created_ms": _moment,
+    "time_ms": _moment,
+    "oldest_unacked_age": "{:.1f} s".format,
 }

@@ -1,9 +1,10 @@
 """clients: the libraries that programs use to talk to a broker.
 
-May import: clients.blocking, clients.errors, clients.receipts, clients.trio_client, the standard library.
+May import: clients.blocking, clients.blocking_consumer, clients.errors, clients.fetching, clients.message,
+    clients.receipts, clients.subscriber, clients.trio_client, clients.trio_consumer, the standard library.
 Never: the server, storage.
 
-trio is loaded only when AsyncBrokerClient is asked for.
+trio is loaded only when AsyncBrokerClient or AsyncConsumer is asked for.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from clients.blocking import BrokerClient
+from clients.blocking_consumer import Consumer
 from clients.errors import (
     BadName,
     BadRequest,
     BrokerUnavailable,
     ConnectionLost,
     DiskFull,
+    GroupInUse,
     LogDamaged,
     LogPoisoned,
     MessageTooLarge,
@@ -30,30 +33,43 @@ from clients.errors import (
     RequestRefused,
     RequestTimedOut,
     ShuttingDown,
+    StaleGeneration,
     SubscriptionBusy,
     SubscriptionExists,
+    SubscriptionRemoved,
     TooManyConnections,
     TopicExists,
     TopicInUse,
+    UnknownGroup,
+    UnknownMember,
     UnknownPartition,
     UnknownSubscription,
     UnknownTopic,
 )
+from clients.fetching import Fetched
+from clients.message import Message
 from clients.receipts import Offsets, Receipt, StoredRun
+from clients.subscriber import Subscriber
 
 if TYPE_CHECKING:
     from clients.trio_client import AsyncBrokerClient
+    from clients.trio_consumer import AsyncConsumer
 
 __all__ = [
     "AsyncBrokerClient",
+    "AsyncConsumer",
     "BadName",
     "BadRequest",
     "BrokerClient",
     "BrokerUnavailable",
     "ConnectionLost",
+    "Consumer",
     "DiskFull",
+    "Fetched",
+    "GroupInUse",
     "LogDamaged",
     "LogPoisoned",
+    "Message",
     "MessageTooLarge",
     "NotJoined",
     "OffsetOutOfRange",
@@ -67,12 +83,17 @@ __all__ = [
     "RequestRefused",
     "RequestTimedOut",
     "ShuttingDown",
+    "StaleGeneration",
     "StoredRun",
+    "Subscriber",
     "SubscriptionBusy",
     "SubscriptionExists",
+    "SubscriptionRemoved",
     "TooManyConnections",
     "TopicExists",
     "TopicInUse",
+    "UnknownGroup",
+    "UnknownMember",
     "UnknownPartition",
     "UnknownSubscription",
     "UnknownTopic",
@@ -84,4 +105,8 @@ def __getattr__(name: str) -> Any:
         from clients.trio_client import AsyncBrokerClient
 
         return AsyncBrokerClient
+    if name == "AsyncConsumer":
+        from clients.trio_consumer import AsyncConsumer
+
+        return AsyncConsumer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

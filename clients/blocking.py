@@ -1,7 +1,7 @@
 """clients.blocking: BrokerClient, for threads.
 
-May import: clients.bulk, clients.conversation, clients.link, clients.publishing, clients.receipts, core.frames,
-the standard library.
+May import: clients.bulk, clients.conversation, clients.handling, clients.link, clients.publishing, clients.pulling,
+clients.receipts, clients.subscriptions, core.frames, the standard library.
 Never: trio.
 """
 
@@ -15,13 +15,16 @@ from typing import Any
 
 from clients.bulk import Tally
 from clients.conversation import Conversation, answer_of
+from clients.handling import Handling
 from clients.link import Link
 from clients.publishing import Body, Form, as_bytes, check_size, portions
+from clients.pulling import Pulling
 from clients.receipts import Offsets, Receipt
+from clients.subscriptions import Subscriptions
 from core.frames import Frame
 
 
-class BrokerClient:
+class BrokerClient(Subscriptions, Pulling):
     """A broker, for any number of threads. Every method may block for up to `request_timeout` seconds.
 
     Connects at the first use and again, by itself, whenever the connection is lost. Calls made meanwhile wait for
@@ -43,7 +46,8 @@ class BrokerClient:
         self.host, self.port, self.client_id = host, port, client_id
         self._request_timeout = request_timeout
         self._conversation = Conversation(client_id, idempotent=idempotent)
-        self._link = Link(host, port, self._conversation, heartbeat_interval=heartbeat_interval, pushed=self._dispatch)
+        self._link = Link(host, port, self._conversation, heartbeat_interval=heartbeat_interval)
+        self._handling = self._link.listener = Handling(self._link, self._conversation, request_timeout)
 
     @property
     def max_message_size(self) -> int:
@@ -61,7 +65,15 @@ class BrokerClient:
             raise
 
     def disconnect(self) -> None:
-        """End the connection. Calls of other threads that are on their way raise; a later call connects anew."""
+        """Leave all subscriptions and end the connection; a later call connects anew.
+
+        Calls of other threads that are on their way raise. In a handler it returns at once, and the rest happens when
+        the handler has returned.
+        """
+        if self._handling.runs_the_caller:
+            threading.Thread(target=self.disconnect, name="qb disconnects").start()
+            return
+        self._handling.close()
         self._link.close()
 
     def __enter__(self) -> BrokerClient:
@@ -193,6 +205,3 @@ class BrokerClient:
 
     def _ask(self, compose: Callable[[], tuple[int, bytes]]) -> Frame:
         return self._link.ask(compose, monotonic() + self._request_timeout)
-
-    def _dispatch(self, frame: Frame) -> None:
-        """Take a frame that answers nothing, in the link's thread: deliveries will go to their handlers from here."""

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from clients.errors import PublishUncertain, RequestRefused, refusal
+from clients.errors import OffsetOutOfRange, PublishUncertain, RequestRefused, refusal
 from clients.publishing import Form
 from clients.window import Batch, Refused, Stored, Window
 from core.errors import Code, PeerMisbehaved
@@ -126,6 +126,11 @@ class Conversation:
         number = self._request_number()
         body = json.dumps({name: value for name, value in arguments.items() if value is not None}).encode()
         return number, encode_frame(MessageType.REQUEST, number, properties={"method": method}, body=body)
+
+    def compose(self, type: MessageType, properties: Mapping[str, str], body: bytes = b"") -> tuple[int, bytes]:
+        """Return the number and the bytes of any other frame; numbers only ever grow."""
+        number = self._request_number()
+        return number, encode_frame(type, number, properties=properties, body=body)
 
     def ping(self) -> tuple[int, bytes]:
         """Return the number and the bytes of a HEARTBEAT that will be Answered."""
@@ -244,10 +249,15 @@ _READERS: dict[int, Callable[[Conversation, Frame], Event | None]] = {
 }
 
 
-def answer_of(frame: Frame) -> Any:
-    """Return the JSON value in the reply to a request. Raises RequestRefused, or PeerMisbehaved."""
+def check_success(frame: Frame) -> None:
+    """Raise RequestRefused if the reply is a refusal."""
     if frame.type == MessageType.ACK and frame.properties.get("status") != "success":
         raise _refusal_in(frame)
+
+
+def answer_of(frame: Frame) -> Any:
+    """Return the JSON value in the reply to a request. Raises RequestRefused, or PeerMisbehaved."""
+    check_success(frame)
     try:
         return json.loads(frame.body) if frame.body else None
     except ValueError:
@@ -255,9 +265,12 @@ def answer_of(frame: Frame) -> Any:
 
 
 def _refusal_in(frame: Frame) -> RequestRefused:
-    return refusal(
+    error = refusal(
         frame.properties.get("code", Code.INTERNAL), frame.properties.get("error", "refused without a reason")
     )
+    if isinstance(error, OffsetOutOfRange) and "first" in frame.properties:
+        error.first, error.end = _number(frame, "first"), _number(frame, "end")
+    return error
 
 
 def _number(frame: Frame, name: str) -> int:

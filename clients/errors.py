@@ -49,6 +49,10 @@ class PublishUncertain(PublishFailed):
     """The answer was lost: what was published may or may not be stored."""
 
 
+class SubscriptionRemoved(QBError):
+    """The subscription that this client had joined was deleted, or its topic was."""
+
+
 class RequestRefused(QBError):
     """The broker said no. `code` is stable and for programs, `text` is for people."""
 
@@ -105,9 +109,11 @@ class MessageTooLarge(RequestRefused):
 
 
 class OffsetOutOfRange(RequestRefused):
-    """The offset is not, or is no longer, in the log."""
+    """The offset is not, or is no longer, in the log, which holds `first` up to `end` (None: not told)."""
 
     wire_code = Code.OFFSET_OUT_OF_RANGE
+    first: int | None = None
+    end: int | None = None
 
 
 class UnknownSubscription(RequestRefused):
@@ -132,6 +138,30 @@ class NotJoined(RequestRefused):
     """This client has not joined that subscription."""
 
     wire_code = Code.NOT_JOINED
+
+
+class UnknownGroup(RequestRefused):
+    """Nobody is in a group of that name, and nothing is committed for it."""
+
+    wire_code = Code.UNKNOWN_GROUP
+
+
+class UnknownMember(RequestRefused):
+    """The group does not count this consumer as a member, or does so no more."""
+
+    wire_code = Code.UNKNOWN_MEMBER
+
+
+class StaleGeneration(RequestRefused):
+    """The group has moved on: what was to be committed belongs to another member now."""
+
+    wire_code = Code.STALE_GENERATION
+
+
+class GroupInUse(RequestRefused):
+    """The group has members, and the request was for one without."""
+
+    wire_code = Code.GROUP_IN_USE
 
 
 class ProducerFenced(RequestRefused):

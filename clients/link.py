@@ -1,7 +1,7 @@
 """clients.link: a connection to the broker that one thread keeps up, for any number of calling threads.
 
-May import: core.errors, core.frames, clients.conversation, clients.errors, clients.publishing, clients.recovery,
-clients.window, the standard library.
+May import: core.errors, core.frames, clients.conversation, clients.errors, clients.listener, clients.publishing,
+clients.recovery, clients.window, the standard library.
 Never: trio.
 
 Callers write to the socket themselves; the link's thread reads it, wakes callers, and connects again when the
@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from clients.conversation import Answered, Conversation, Event, Goodbye, Owed, Pushed, Settled, TurnedAway, Welcome
 from clients.errors import ConnectionLost, QBError
+from clients.listener import Listener
 from clients.publishing import Form
 from clients.recovery import CONNECT_TIMEOUT, Backoff, Trouble
 from clients.window import Batch
@@ -48,21 +49,14 @@ class Call:
 
 
 class Link:
-    """The way to one broker. `pushed` is called by the link's thread with each frame that answers nothing."""
+    """The way to one broker. Give it a `listener` before the first use."""
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        conversation: Conversation,
-        *,
-        heartbeat_interval: float,
-        pushed: Callable[[Frame], None],
-    ) -> None:
+    listener: Listener
+
+    def __init__(self, host: str, port: int, conversation: Conversation, *, heartbeat_interval: float) -> None:
         self._host, self._port = host, port
         self._conversation = conversation
         self._heartbeat_interval = heartbeat_interval
-        self._pushed = pushed
         self._sending = threading.Lock()
         self._state = threading.Condition(threading.Lock())
         self._calls: dict[int, Call] = {}
@@ -78,6 +72,11 @@ class Link:
     def started(self) -> bool:
         """Is a connection kept up, or at least tried for?"""
         return self._thread is not None
+
+    @property
+    def up(self) -> bool:
+        """Is there a connection now?"""
+        return self._up
 
     def open(self, deadline: float, *, patient: bool) -> None:
         """Return when connected. Raises BrokerUnavailable at the first failure, or if `patient` at the deadline."""
@@ -123,6 +122,15 @@ class Link:
         """Stop waiting for a batch: it is not sent again, and no answer reaches it any more."""
         with self._state:
             self._conversation.abandon(batch)
+
+    def post(self, compose: Callable[[], bytes]) -> None:
+        """Send what compose() returns, which no caller waits for; without a connection it is not even called."""
+        with self._sending:
+            with self._state:
+                sock = self._socket if self._up else None
+                data = compose() if sock is not None else b""
+            if sock is not None and data:
+                _write(sock, data)
 
     def ask(self, compose: Callable[[], tuple[int, bytes]], deadline: float) -> Frame:
         """Send a request and return its reply. Raises BrokerUnavailable, RequestTimedOut, ConnectionLost."""
@@ -256,10 +264,12 @@ class Link:
             case Answered(number, frame):
                 if call := self._calls.pop(number, None):
                     call.finish(frame)
+                else:
+                    self.listener.pushed(frame)
             case Owed(data):
                 self._show_life(sock, data)
             case Pushed(frame):
-                self._pushed(frame)
+                self.listener.pushed(frame)
             case Welcome():
                 self._resume(sock)
             case Goodbye(reason):
@@ -279,7 +289,7 @@ class Link:
         """Open the link to callers, once everything unanswered is on its way again."""
         self._sending.acquire()
         with self._state:
-            unanswered = self._conversation.unanswered()
+            unanswered = [*self._conversation.unanswered(), *self.listener.welcomed()]
             self._up = True
             self._state.notify_all()
         if unanswered:  # written by a thread of its own, because this one has to read the answers
@@ -304,6 +314,7 @@ class Link:
             sock, self._socket, self._up = self._socket, None, False
             calls, self._calls = self._calls, {}
             _release(self._conversation.lost())
+        self.listener.lost()
         for call in calls.values():
             call.finish(self._trouble.lost())
         if sock is not None:

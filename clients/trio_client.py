@@ -1,7 +1,7 @@
 """clients.trio_client: AsyncBrokerClient, for trio.
 
-May import: clients.bulk, clients.conversation, clients.publishing, clients.receipts, clients.trio_link,
-core.frames, trio, the standard library.
+May import: clients.bulk, clients.conversation, clients.publishing, clients.receipts, clients.trio_handling,
+clients.trio_link, clients.trio_pulling, clients.trio_subscriptions, core.frames, trio, the standard library.
 Never: threads.
 """
 
@@ -18,11 +18,14 @@ from clients.bulk import Tally
 from clients.conversation import Conversation, answer_of
 from clients.publishing import Body, Form, Portioner, as_bytes, check_size, portions
 from clients.receipts import Offsets, Receipt
+from clients.trio_handling import TrioHandling
 from clients.trio_link import TrioLink
+from clients.trio_pulling import AsyncPulling
+from clients.trio_subscriptions import AsyncSubscriptions
 from core.frames import Frame
 
 
-class AsyncBrokerClient:
+class AsyncBrokerClient(AsyncSubscriptions, AsyncPulling):
     """A broker, for any number of tasks of one trio run; as BrokerClient, which see.
 
     A call that is cancelled leaves the client usable. A publish that is cancelled may or may not be stored.
@@ -41,9 +44,8 @@ class AsyncBrokerClient:
         self.host, self.port, self.client_id = host, port, client_id
         self._request_timeout = request_timeout
         self._conversation = Conversation(client_id, idempotent=idempotent)
-        self._link = TrioLink(
-            host, port, self._conversation, heartbeat_interval=heartbeat_interval, pushed=self._dispatch
-        )
+        self._link = TrioLink(host, port, self._conversation, heartbeat_interval=heartbeat_interval)
+        self._handling = self._link.listener = TrioHandling(self._link, self._conversation, request_timeout)
 
     @property
     def max_message_size(self) -> int:
@@ -61,8 +63,21 @@ class AsyncBrokerClient:
             raise
 
     async def disconnect(self) -> None:
-        """End the connection. Calls of other tasks that are on their way raise; a later call connects anew."""
-        await self._link.close()
+        """Leave all subscriptions and end the connection; a later call connects anew.
+
+        Calls of other tasks that are on their way raise. In a handler it returns at once, and the rest happens when the
+        handler has returned.
+        """
+        if self._handling.runs_the_caller:
+            trio.lowlevel.spawn_system_task(self._disconnect)
+        else:
+            await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        try:
+            await self._handling.close()
+        finally:
+            await self._link.close()
 
     async def __aenter__(self) -> AsyncBrokerClient:
         await self.connect()
@@ -209,9 +224,6 @@ class AsyncBrokerClient:
 
     def _deadline(self, seconds: float | None = None) -> float:
         return trio.current_time() + (self._request_timeout if seconds is None else seconds)
-
-    def _dispatch(self, frame: Frame) -> None:
-        """Take a frame that answers nothing, in the link's task: deliveries will go to their handlers from here."""
 
 
 async def _portions(

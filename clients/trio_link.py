@@ -1,7 +1,7 @@
 """clients.trio_link: a connection to the broker that one task keeps up, for any number of calling tasks.
 
-May import: core.frames, clients.conversation, clients.errors, clients.publishing, clients.recovery, clients.window,
-trio, the standard library.
+May import: core.frames, clients.conversation, clients.errors, clients.listener, clients.publishing, clients.recovery,
+clients.window, trio, the standard library.
 Never: threads.
 
 The same shape as clients.link. Callers write, the link's task reads; it is a system task, so that a client needs no
@@ -19,6 +19,7 @@ import trio
 
 from clients.conversation import Answered, Conversation, Event, Goodbye, Owed, Pushed, Settled, TurnedAway, Welcome
 from clients.errors import ConnectionLost, QBError
+from clients.listener import Listener
 from clients.publishing import Form
 from clients.recovery import CONNECT_TIMEOUT, Backoff, Trouble
 from clients.window import Batch
@@ -53,21 +54,14 @@ class Life:
 
 
 class TrioLink:
-    """The way to one broker. `pushed` is called by the link's task with each frame that answers nothing."""
+    """The way to one broker. Give it a `listener` before the first use."""
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        conversation: Conversation,
-        *,
-        heartbeat_interval: float,
-        pushed: Callable[[Frame], None],
-    ) -> None:
+    listener: Listener
+
+    def __init__(self, host: str, port: int, conversation: Conversation, *, heartbeat_interval: float) -> None:
         self._host, self._port = host, port
         self._conversation = conversation
         self._heartbeat_interval = heartbeat_interval
-        self._pushed = pushed
         self._sending = trio.Semaphore(1, max_value=1)  # the right to write; a task may pass it on to another
         self._changed = trio.lowlevel.ParkingLot()
         self._calls: dict[int, Call] = {}
@@ -82,6 +76,11 @@ class TrioLink:
     def started(self) -> bool:
         """Is a connection kept up, or at least tried for?"""
         return self._life is not None
+
+    @property
+    def up(self) -> bool:
+        """Is there a connection now?"""
+        return self._up
 
     async def open(self, deadline: float, *, patient: bool) -> None:
         """Return when connected. Raises BrokerUnavailable at the first failure, or if `patient` at the deadline."""
@@ -123,6 +122,12 @@ class TrioLink:
     def abandon(self, batch: Batch) -> None:
         """Stop waiting for a batch: it is not sent again, and no answer reaches it any more."""
         self._conversation.abandon(batch)
+
+    async def post(self, compose: Callable[[], bytes]) -> None:
+        """Send what compose() returns, which no caller waits for; without a connection it is not even called."""
+        async with self._sending:
+            if self._stream is not None and self._up and (data := compose()):
+                await self._write(self._stream, data)
 
     async def ask(self, compose: Callable[[], tuple[int, bytes]], deadline: float) -> Frame:
         """Send a request and return its reply. Raises BrokerUnavailable, RequestTimedOut, ConnectionLost."""
@@ -244,10 +249,12 @@ class TrioLink:
             case Answered(number, frame):
                 if call := self._calls.pop(number, None):
                     call.finish(frame)
+                else:
+                    self.listener.pushed(frame)
             case Owed(data):
                 await self._show_life(stream, data)
             case Pushed(frame):
-                self._pushed(frame)
+                self.listener.pushed(frame)
             case Welcome():
                 await self._resume(stream)
             case Goodbye(reason):
@@ -276,8 +283,8 @@ class TrioLink:
         await self._sending.acquire()
         self._up = True
         self._changed.unpark_all()
-        unanswered = self._conversation.unanswered()  # written by a task of its own: this one has to read the answers
-        trio.lowlevel.spawn_system_task(self._write_again, stream, unanswered)
+        unanswered = [*self._conversation.unanswered(), *self.listener.welcomed()]
+        trio.lowlevel.spawn_system_task(self._write_again, stream, unanswered)  # this one has to read the answers
 
     async def _write_again(self, stream: trio.SocketStream, unanswered: Iterable[bytes]) -> None:
         try:
@@ -290,6 +297,7 @@ class TrioLink:
         stream, self._stream, self._up = self._stream, None, False
         if stream is not None:
             stream.socket.close()
+        self.listener.lost()
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.finish(self._trouble.lost())

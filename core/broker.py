@@ -1,13 +1,14 @@
 """core.broker: what can be asked of the broker, whichever door it comes through.
 
-May import: core.config, core.consumers, core.errors, core.frames, core.manager, core.names, core.producers,
-    core.reading, core.replies, core.version, storage.engine, msgspec, trio, the standard library.
+May import: core.config, core.consumers, core.errors, core.frames, core.manager, core.metrics, core.names,
+    core.producers, core.reading, core.replies, core.version, storage.engine, msgspec, trio, the standard library.
 Never: sockets, connections, files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 from zlib import crc32
 
@@ -28,9 +29,10 @@ from core.errors import (
 )
 from core.frames import MAX_PROPERTIES, RESERVED, MessageType, encode_frame, encode_properties
 from core.manager import SubscriptionManager
+from core.metrics import Metrics
 from core.names import check_name
 from core.producers import Producers
-from core.reading import Limits, fetch
+from core.reading import Limits, Turn, fetch
 from core.replies import now_ms
 from core.version import __version__
 from storage.engine import Chunk, Engine, PartitionLog, Run, Topic
@@ -55,6 +57,7 @@ class MessageBroker:
         self.producers = Producers()
         self.subscriptions = SubscriptionManager(engine, self._store_dead_letter)
         self.groups = GroupManager(engine)
+        self.metrics = Metrics()
         self.connections = 0
         self.draining = False
         self._started = trio.current_time()
@@ -189,7 +192,7 @@ class MessageBroker:
         """Store one message and return when it is durable. Raises BrokerError; then nothing of it was kept."""
         await self.ready_topic(topic)
         log = self.route(topic, partition, key)
-        encoded = self._properties(topic, partition, key, properties, body)
+        encoded = self.stored_properties(topic, partition, key, properties, body)
         frame = encode_frame(MessageType.DATA, log.next_offset, timestamp_ms or now_ms(), encoded, body)
         run, settled, outcome = Run(frame, (0,), log.next_offset), trio.Event(), []
 
@@ -220,9 +223,10 @@ class MessageBroker:
                 pass
         return await self.publish(topic, body, partition=partition, key=key, properties=properties)
 
-    def _properties(
+    def stored_properties(
         self, topic: str, partition: int | None, key: str | None, properties: Mapping[str, str] | None, body: bytes
     ) -> bytes:
+        """Return the properties of a message as it is stored. Raises BadRequest, MessageTooLarge."""
         own: dict[str, str] = {"topic": topic}
         if partition is not None:
             own["partition"] = str(partition)
@@ -239,9 +243,14 @@ class MessageBroker:
 
     # Reading
 
-    async def fetch(self, topic: str, partition: int, offset: int, limits: Limits) -> Chunk:
-        """Return stored messages from `offset` on. Raises UnknownTopic, UnknownPartition, OffsetOutOfRange."""
-        return await fetch(self.log(topic, partition), offset, limits)
+    async def fetch(
+        self, topic: str, partition: int, offset: int, limits: Limits, turn: Turn = nullcontext
+    ) -> Chunk:
+        """Return stored messages from `offset` on, read in a `turn()`.
+
+        Raises UnknownTopic, UnknownPartition, OffsetOutOfRange, LogDamaged.
+        """
+        return await fetch(self.log(topic, partition), offset, limits, turn)
 
     async def offsets(self, topic: str, partition: int = 0, time_ms: int | None = None) -> dict[str, Any]:
         """Return the first and the next offset of a partition and, if a time is given, the first one from then on."""

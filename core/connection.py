@@ -29,6 +29,7 @@ from storage.engine import Run
 
 _TYPE_SEQUENCE_TIMESTAMP = struct.Struct(">IQQ")
 _ROUTES_REMEMBERED = 1_024
+_LONGEST_REMEMBERED = 1_024  # bytes of properties; longer ones are parsed each time, or a peer could fill our memory
 
 _REQUESTS = frozenset(MessageType) - {
     MessageType.DATA,
@@ -168,7 +169,8 @@ class ServerConnection:
             route = _route(encoded)
             if len(self._routes) >= _ROUTES_REMEMBERED:
                 self._routes.clear()
-            self._routes[encoded] = route
+            if len(encoded) <= _LONGEST_REMEMBERED:
+                self._routes[encoded] = route
         return route
 
     def take_run(

@@ -1,7 +1,7 @@
 """core.consumers: consumer groups as the doors call them: who holds what, how far they have come, on the real clock.
 
-May import: core.errors, core.group_view, core.groups, core.membership, core.offsets, core.positions, core.replies,
-    storage.engine, msgspec, trio, the standard library.
+May import: core.errors, core.group_view, core.groups, core.made_groups, core.membership, core.names, core.offsets,
+    core.positions, core.replies, storage.engine, msgspec, trio, the standard library.
 Never: sockets, files.
 """
 
@@ -14,9 +14,11 @@ import msgspec
 import trio
 
 from core.errors import BadRequest
-from core.group_view import describe_group, list_groups, partitions_of
+from core.group_view import GroupView, describe_group, list_groups, partitions_of
 from core.groups import SESSION_TIMEOUT, Groups, Standing
+from core.made_groups import MadeGroups
 from core.membership import Partition
+from core.names import check_name
 from core.offsets import Commit, Offsets
 from core.positions import resolve
 from core.replies import now_ms
@@ -40,6 +42,7 @@ class GroupManager:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._offsets = Offsets(engine.metadata)
+        self._made = MadeGroups(engine.metadata)
         saved = engine.metadata.get(_GENERATION)
         counts = {name: topic.partitions for name, topic in engine.topics().items()}
         self._groups = Groups(counts, saved.value + _SAFETY if saved else 0)
@@ -48,6 +51,7 @@ class GroupManager:
     async def run(self) -> None:
         """Put out members whose time is up, for ever, whether anybody calls or not."""
         await self._offsets.keep_only(self._engine.topics())
+        await self._made.keep_only(self._engine.topics())
         while True:
             with trio.move_on_at(self._groups.next_deadline()):
                 await self._changed.wait()
@@ -63,6 +67,7 @@ class GroupManager:
         """Forget what all groups have committed for a topic that is gone."""
         self.topic_changed(topic, 0)
         await self._offsets.delete_topic(topic)
+        await self._made.delete_topic(topic)
 
     # Members
 
@@ -156,13 +161,44 @@ class GroupManager:
 
     # Tools
 
+    async def make(self, group: str, topic: str) -> int:
+        """Let there be a group for that topic, though nobody has joined or committed; returns when it was made, in ms.
+
+        The same again changes nothing. Durable on return. Raises BadName, BadRequest, UnknownTopic.
+        """
+        self._engine.log(topic, 0)
+        return await self._made.make(group, topic, now_ms())
+
+    def check_known(self, group: str) -> None:
+        """Raises UnknownGroup, unless it has members, has committed something or was made; BadName."""
+        partitions_of(self._groups, self._offsets, check_name("group", group), self._made_for(group))
+
+    def _made_for(self, group: str) -> list[Partition]:
+        topics = self._engine.topics()
+        return [
+            Partition(name, number)
+            for name in self._made.topics(group)
+            if name in topics
+            for number in range(topics[name].partitions)
+        ]
+
     async def list_all(self) -> Sequence[Any]:
-        """Return every group that has members or committed offsets, by name."""
-        return list_groups(self._groups, self._offsets)
+        """Return every group that has members or committed offsets or was made, by name."""
+        made = {name: self._made.topics(name) for name in self._made.groups()}
+        return list_groups(self._groups, self._offsets, made)
+
+    def views(self) -> list[GroupView]:
+        """Return all about every group."""
+        names = {group.name for group in self._groups} | {*self._offsets.groups(), *self._made.groups()}
+        return [self.view(name) for name in sorted(names)]
 
     async def describe(self, group: str) -> Any:
         """Return members, assignment, committed, end and lag. Raises UnknownGroup."""
-        ends = self._ends(partitions_of(self._groups, self._offsets, group))
+        return self.view(group)
+
+    def view(self, group: str) -> GroupView:
+        """The same, for whoever cannot wait."""
+        ends = self._ends(partitions_of(self._groups, self._offsets, group, self._made_for(group)))
         return describe_group(self._groups, self._offsets, group, ends, trio.current_time())
 
     def _ends(self, partitions: Sequence[Partition]) -> Mapping[Partition, int]:
@@ -176,5 +212,8 @@ class GroupManager:
     async def delete(self, group: str) -> dict[str, Any]:
         """Forget a group and its offsets. Raises GroupInUse, UnknownGroup."""
         self._groups.check_unused(group)
-        await self._offsets.delete_group(group)
+        self.check_known(group)
+        await self._made.delete_group(group)
+        if group in self._offsets.groups():
+            await self._offsets.delete_group(group)
         return {}

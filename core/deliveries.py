@@ -1,8 +1,8 @@
 """core.deliveries: carries out what subscriptions decide: reads the messages, pushes them, keeps the cursors.
 
-May import: core.errors, core.outlets, core.slices, core.subscriptions.alarms, core.subscriptions.decisions,
-    core.subscriptions.options, core.subscriptions.snapshot, core.subscriptions.subscription, storage.engine, msgspec,
-    trio, the standard library.
+May import: core.errors, core.outlets, core.replies, core.slices, core.subscriptions.alarms,
+    core.subscriptions.decisions, core.subscriptions.options, core.subscriptions.snapshot,
+    core.subscriptions.subscription, storage.engine, storage.measures, msgspec, trio, the standard library.
 Never: sockets, files.
 
 One task waits for all subscriptions together; one that has something to do gets a round of its own, never two at once.
@@ -19,6 +19,7 @@ import trio
 
 from core.errors import BrokerError, OffsetOutOfRange
 from core.outlets import Delivery, Outlet
+from core.replies import now_ms
 from core.slices import READ_BYTES, collect, keys_of
 from core.subscriptions.alarms import NEVER, Alarms
 from core.subscriptions.decisions import DeadLetter, Decision, Deliver
@@ -26,6 +27,7 @@ from core.subscriptions.options import Mode
 from core.subscriptions.snapshot import Snapshot
 from core.subscriptions.subscription import Subscription
 from storage.engine import Chunk, Metadata, PartitionLog
+from storage.measures import SECONDS, Histogram
 
 log = logging.getLogger("qb.deliveries")
 
@@ -45,6 +47,8 @@ class Live:
         self.subscription = subscription
         self.logs = dict(logs)
         self.outlets: dict[str, Outlet] = {}
+        self.delivered_messages = 0  # since the start
+        self.delivered_bytes = 0
         self.fault: str | None = None  # why it cannot be served at all
         self.gone = False
         self.due = NEVER  # when its state wants to be asked again; set by Alarms
@@ -83,6 +87,7 @@ class Deliveries:
         self._alarms: Alarms[Live] = Alarms()
         self._wake = trio.Event()
         self._some_dirty = trio.Event()
+        self.deliver_seconds = Histogram(SECONDS)  # from a message's timestamp to its first push; the first of a run
 
     def __iter__(self) -> Iterator[Live]:
         return iter(list(self._lives.values()))
@@ -206,7 +211,7 @@ class Deliveries:
             await self._metadata.put(live.key, live.saved())
         for decision in decisions:
             await self._carry_out(live, decision, chunks)
-        if decisions:
+        if decisions or chunks:  # what was offered may all be held back: look further
             live.again = True
         self._note_changes(live)
 
@@ -249,8 +254,15 @@ class Deliveries:
             return
         size = sum(map(len, runs))
         outlet.deliver(Delivery(live.name, live.topic, deliver.partition, deliver.attempt, size, frames))
+        self._count(live, deliver, size, frames)
         if outlet.settles_at_once:
             live.subscription.ack(outlet.name, deliver.partition, runs, trio.current_time())
+
+    def _count(self, live: Live, deliver: Deliver, size: int, frames: bytes) -> None:
+        live.delivered_messages += size
+        live.delivered_bytes += len(frames)
+        if deliver.attempt == 1:
+            self.deliver_seconds.observe(max(0, now_ms() - int.from_bytes(frames[16:24], "big")) / 1000)
 
     async def _dead_letter(self, live: Live, letter: DeadLetter, chunk: Chunk | None) -> None:
         now = trio.current_time()

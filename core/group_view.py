@@ -6,7 +6,8 @@ Never: trio, time, storage.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 import msgspec
 
@@ -14,6 +15,8 @@ from core.errors import UnknownGroup
 from core.groups import Groups
 from core.membership import Group, Member, Partition
 from core.offsets import Committed, Offsets
+
+NOTHING_MADE: Mapping[str, Collection[str]] = MappingProxyType({})
 
 
 class MemberView(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,33 +62,37 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     partitions: list[PartitionView]
 
 
-def list_groups(groups: Groups, offsets: Offsets) -> list[GroupSummary]:
-    """Return every group that has members or committed offsets, sorted by name."""
-    names = sorted({group.name for group in groups} | set(offsets.groups()))
-    return [_summary(name, groups.get(name), offsets.of_group(name)) for name in names]
+def list_groups(
+    groups: Groups, offsets: Offsets, made: Mapping[str, Collection[str]] = NOTHING_MADE
+) -> list[GroupSummary]:
+    """Return every group that has members or committed offsets or was made for some topics, sorted by name."""
+    names = sorted({group.name for group in groups} | set(offsets.groups()) | set(made))
+    return [_summary(name, groups.get(name), offsets.of_group(name), made.get(name, ())) for name in names]
 
 
-def partitions_of(groups: Groups, offsets: Offsets, group: str) -> list[Partition]:
+def partitions_of(
+    groups: Groups, offsets: Offsets, group: str, made_for: Collection[Partition] = ()
+) -> list[Partition]:
     """Return the partitions that describe_group() wants to know the ends of. Raises UnknownGroup."""
     known, committed = groups.get(group), offsets.of_group(group)
-    if known is None and not committed:
+    if known is None and not committed and not made_for:
         raise UnknownGroup(group)
     if known is None:
-        return sorted(committed)
-    return sorted({*committed, *known.holders}.union(*(member.share for member in known.members.values())))
+        return sorted({*committed, *made_for})
+    return sorted({*committed, *made_for, *known.holders}.union(*(member.share for member in known.members.values())))
 
 
 def describe_group(
     groups: Groups, offsets: Offsets, group: str, ends: Mapping[Partition, int], now: float
 ) -> GroupView:
-    """Return members, assignment, committed offsets and lag. Raises UnknownGroup."""
+    """Return members, assignment, committed offsets and lag, given the ends of partitions_of(). Raises UnknownGroup."""
     known, committed = groups.get(group), offsets.of_group(group)
     holders = known.holders if known else {}
     return GroupView(
         group=group,
         partitions=[
             _partition(each, holders.get(each), committed.get(each), ends.get(each))
-            for each in partitions_of(groups, offsets, group)
+            for each in partitions_of(groups, offsets, group, ends)
         ],
         state=state_in_words(known),
         generation=known.generation if known else 0,
@@ -101,9 +108,12 @@ def state_in_words(group: Group | None) -> str:
     return f"rebalancing: waiting for {', '.join(late)} to sync" if late else "stable"
 
 
-def _summary(name: str, group: Group | None, committed: Mapping[Partition, Committed]) -> GroupSummary:
+def _summary(
+    name: str, group: Group | None, committed: Mapping[Partition, Committed], made_for: Collection[str]
+) -> GroupSummary:
     members = group.members.values() if group else ()
     topics = {topic for member in members for topic in member.topics} | {each.topic for each in committed}
+    topics.update(made_for)
     return GroupSummary(group=name, state=state_in_words(group), members=len(members), topics=sorted(topics))
 
 

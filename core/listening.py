@@ -63,6 +63,8 @@ class Visit(Protocol):
 class Door(Protocol):
     """A way to speak with the broker."""
 
+    name: str  # one word: how its connections are counted
+
     def open(self, transport: Transport, address: str) -> Visit:
         """Return the session of a peer that has come."""
 
@@ -72,6 +74,8 @@ class Door(Protocol):
 
 class FrameDoor:
     """The binary door."""
+
+    name = "frames"
 
     def __init__(self, broker: MessageBroker) -> None:
         self._broker = broker
@@ -123,18 +127,22 @@ class Peers:
         most = self._broker.settings.server.max_connections
         if self._broker.connections < most:
             self._broker.connections += 1
-            sessions.start_soon(self._serve, door.open(transport, address))
+            self._broker.metrics.connections[door.name] += 1
+            self._broker.metrics.connections_accepted[door.name] += 1
+            sessions.start_soon(self._serve, door.open(transport, address), door)
             return
+        self._broker.metrics.connections_refused[door.name] += 1
         log.warning("refused %s: %d connections are the most allowed", address, most)
         transport.send(door.refuse(TooManyConnections(f"this broker allows {most} connections and has them")))
         transport.close()
 
-    async def _serve(self, session: Visit) -> None:
+    async def _serve(self, session: Visit, door: Door) -> None:
         self._sessions.add(session)
         try:
             await session.run()
         finally:
             self._broker.connections -= 1
+            self._broker.metrics.connections[door.name] -= 1
             self._sessions.discard(session)
 
     async def keep_alive(self) -> None:

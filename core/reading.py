@@ -6,6 +6,8 @@ Never: sockets, files.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import NamedTuple
 
 import trio
@@ -13,6 +15,8 @@ import trio
 from core.errors import BadRequest, OffsetOutOfRange
 from core.frames import Frame, decode_frame
 from storage.engine import Chunk, PartitionLog
+
+Turn = Callable[[], AbstractAsyncContextManager[None]]  # entered to read, left when the messages are the caller's
 
 EARLIEST = -2  # as in Kafka
 LATEST = -1
@@ -40,36 +44,39 @@ def resolve(log: PartitionLog, offset: int) -> int:
     return offset
 
 
-async def fetch(log: PartitionLog, offset: int, limits: Limits) -> Chunk:
+async def fetch(log: PartitionLog, offset: int, limits: Limits, turn: Turn = nullcontext) -> Chunk:
     """Return messages from `offset` on; waits up to max_wait for min_bytes of them, then returns what there is.
 
+    Messages are read inside `turn()` only: whoever asks for many fetches at once bounds by it what is held in memory.
     Raises OffsetOutOfRange, BadRequest, LogDamaged.
     """
     offset = resolve(log, offset)
     with trio.move_on_after(limits.max_wait):
-        await _wait_for(log, offset, limits)
-    if offset >= log.end_offset:
-        await log.read(log.end_offset, 1)  # raises if the log is damaged: then its end means nothing
-        return Chunk(offset, b"", ())
-    return first_messages(await log.read(offset, limits.max_bytes), limits.max_messages)
+        await _wait_for(log, offset, limits, turn)
+    async with turn():
+        if offset >= log.end_offset:
+            await log.read(log.end_offset, 1)  # raises if the log is damaged: then its end means nothing
+            return Chunk(offset, b"", ())
+        return first_messages(await log.read(offset, limits.max_bytes), limits.max_messages)
 
 
-async def _wait_for(log: PartitionLog, offset: int, limits: Limits) -> None:
+async def _wait_for(log: PartitionLog, offset: int, limits: Limits, turn: Turn) -> None:
     """Return when there is enough to return."""
     while True:
         moved = trio.Event()
         stop = log.watch(moved.set)
         try:
-            if log.end_offset > offset and (limits.min_bytes <= 1 or await _is_enough(log, offset, limits)):
+            if log.end_offset > offset and (limits.min_bytes <= 1 or await _is_enough(log, offset, limits, turn)):
                 return
             await moved.wait()
         finally:
             stop()
 
 
-async def _is_enough(log: PartitionLog, offset: int, limits: Limits) -> bool:
+async def _is_enough(log: PartitionLog, offset: int, limits: Limits, turn: Turn) -> bool:
     """Is there so much that waiting longer would not bring more in one answer, or as much as was asked for?"""
-    chunk = await log.read(offset, limits.max_bytes)
+    async with turn():
+        chunk = await log.read(offset, limits.max_bytes)
     return len(chunk.data) >= limits.min_bytes or chunk.next_offset < log.end_offset
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from core.errors import REPLIES, BrokerError
+from core.errors import REPLIES, BrokerError, OffsetOutOfRange
 from core.frames import Frame, MessageType, encode_frame
 
 
@@ -29,6 +29,8 @@ def refusal(number: int, error: BrokerError, count: int | None = None) -> bytes:
     properties = {"status": "error", "code": REPLIES[type(error)].code.value, "error": str(error).replace("\0", "\\0")}
     if count is not None:
         properties["count"] = str(count)
+    if isinstance(error, OffsetOutOfRange):
+        properties |= {"first": str(error.first), "end": str(error.end)}
     return encode_frame(MessageType.ACK, number, now_ms(), properties)
 
 

@@ -9,7 +9,8 @@ Never: files, settings from the environment.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import msgspec
 import trio
@@ -50,6 +51,7 @@ class Session:
         transport.has_emptied = self._subscribing.has_room
         self._first = True  # is its next frame its first?
         self._fetches = 0  # that may be waiting for messages
+        self._fetching = trio.Lock()
         self._reading = trio.CancelScope()
         self._scope = trio.CancelScope()
         self.name = name
@@ -227,10 +229,16 @@ class Session:
     async def _fetch(self, frame: Frame) -> bytes:
         wanted = arguments_from_text(Fetch, frame.properties)
         limits = Limits(wanted.max_messages, wanted.max_bytes, wanted.max_wait, wanted.min_bytes)
-        chunk = await self._broker.fetch(wanted.topic, wanted.partition, wanted.offset, limits)
-        await self._transport.wait_for_room(QUEUED_LIMIT)
+        chunk = await self._broker.fetch(wanted.topic, wanted.partition, wanted.offset, limits, self._turn_to_read)
         state = {"offset": str(chunk.first_offset), "count": str(len(chunk.positions))}
         return success(frame, state, chunk.data)
+
+    @asynccontextmanager
+    async def _turn_to_read(self) -> AsyncIterator[None]:
+        """One fetch after another reads, once the peer has read the answers before it: no more is held for it."""
+        async with self._fetching:
+            await self._transport.wait_for_room(QUEUED_LIMIT)
+            yield
 
     def _introduce(self, frame: Frame) -> None:
         client_id = frame.properties.get("client_id") or frame.properties.get("publisher_id")

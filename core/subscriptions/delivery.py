@@ -44,7 +44,7 @@ def next_wakeup(state: State, now: float) -> float:
 
 def _has_work(state: State) -> bool:
     fresh = any(cursor.next < cursor.end for cursor in state.cursors.values())
-    return bool(len(state.turn) and (fresh or state.queue.may_have_work() or state.lonely.first()))
+    return bool(len(state.turn) and (fresh or state.queue.may_have_work() or state.lonely))
 
 
 def _deliveries(state: State, now: float) -> list[Deliver]:
@@ -68,7 +68,8 @@ def _offer_alone(state: State, now: float) -> list[Deliver]:
             return []
         state.host.reserved = False
         state.host = None
-    record = state.lonely.first()
+    able = (record for record in state.lonely if state.queue.is_first(record))
+    record = min(able, key=lambda record: record.offset, default=None)
     host = _choose_host(state, record) if record else None
     if record is None or host is None:
         return []
@@ -76,7 +77,6 @@ def _offer_alone(state: State, now: float) -> list[Deliver]:
     state.host = host
     if host.in_flight:
         return []
-    state.lonely.pop()
     state.queue.bind(record, host)
     return _hand_over(state, host, [record], now)
 
@@ -141,5 +141,5 @@ def wanted(state: State, partition: int) -> range:
     cursor = state.cursor(partition)
     room = 0 if state.paused or state.waiting() >= MAX_WAITING else state.turn.room()
     if state.breaker.open:
-        room = min(room, 1)
+        room = 0 if state.queue.may_have_work() else min(room, 1)
     return range(cursor.end, max(cursor.end, cursor.next + room))

@@ -27,8 +27,8 @@ class Lane:
         self.owner: Subscriber | None = None
         self.open: dict[tuple[int, int], Record] = {}  # by (partition, offset), as are the others
         self.held: set[tuple[int, int]] = set()  # neither ready nor in flight: later ones wait for these
-        self._ready = Heap(Place.READY)
-        self.scheduled = False  # is it in an agenda?
+        self._ready = Heap()
+        self.scheduled = False  # is it in the agenda, or aside?
 
     def push(self, record: Record) -> None:
         """Add a ready message, at the place of its offset."""
@@ -51,17 +51,25 @@ class Lane:
         first = self._ready.first()
         return self.blocker(record) if first is record else first
 
-    def pop(self) -> None:
-        """Remove what head() has returned."""
-        self._ready.pop()
+    def pop(self) -> Record:
+        """Take out what head() has returned."""
+        return self._ready.pop()
+
+
+Entry = tuple[int, int, Lane]  # the offset of its head, a tie-breaker, a lane
 
 
 class KeyedQueue:
-    """The queue of key_shared. Lanes that can move stand in the agenda of their owner, or in that of nobody."""
+    """The queue of key_shared.
+
+    Lanes that can move stand in the agenda, by the offset of their heads; those whose owner has no room stand aside
+    until it has, so that they are not looked at again and again.
+    """
 
     def __init__(self) -> None:
         self._lanes: dict[str | tuple[int, int], Lane] = {}
-        self._agendas: dict[Subscriber | None, list[tuple[int, int, Lane]]] = {}
+        self._agenda: list[Entry] = []
+        self._aside: dict[Subscriber, list[Entry]] = {}
         self._number = count()
 
     def admit(self, record: Record) -> None:
@@ -95,12 +103,17 @@ class KeyedQueue:
         for lane in self._lanes.values():
             if lane.owner is subscriber:
                 lane.owner = None
-        for _, _, lane in self._agendas.pop(subscriber, ()):
-            lane.scheduled = False
-            self._schedule(lane)
+        for entry in self._aside.pop(subscriber, ()):
+            heappush(self._agenda, entry)
 
     def owner(self, record: Record) -> Subscriber | None:
         return self.lane(record).owner
+
+    def is_first(self, record: Record) -> bool:
+        return not any(
+            partition == record.partition and offset < record.offset and other.place is not Place.LEASED
+            for (partition, offset), other in self.lane(record).open.items()
+        )
 
     def bind(self, record: Record, subscriber: Subscriber) -> None:
         lane = self.lane(record)
@@ -117,53 +130,51 @@ class KeyedQueue:
         ]
 
     def assign(self, turn: Turn) -> Iterator[tuple[Subscriber, Record]]:
-        yield from self._assign_bound(turn)
-        yield from self._assign_unbound(turn)
-        yield from self._assign_bound(turn)  # the rest of the lanes that were bound just now
-
-    def may_have_work(self) -> bool:
-        return any(self._agendas.values())
-
-    def _assign_bound(self, turn: Turn) -> Iterator[tuple[Subscriber, Record]]:
-        for subscriber in list(turn):
-            while subscriber.room > 0 and (lane := self._next_lane(subscriber)):
-                yield subscriber, self._take(lane)
-
-    def _assign_unbound(self, turn: Turn) -> Iterator[tuple[Subscriber, Record]]:
-        while lane := self._next_lane(None):
-            subscriber = turn.next()
+        for member in turn:
+            self._bring_back(member)
+        while lane := self._next_lane():
+            subscriber = lane.owner or turn.next()
             if subscriber is None:
                 self._schedule(lane)
                 return
-            if lane.key is not None:
-                lane.owner = subscriber
-            yield subscriber, self._take(lane)
+            if subscriber.room <= 0:
+                self._schedule(lane, aside=True)
+                continue
+            yield subscriber, self._take(lane, subscriber)
 
-    def _take(self, lane: Lane) -> Record:
-        """Take the head out of a lane, and put the lane back into an agenda."""
-        head = lane.head()
-        assert head is not None, "only lanes that can move are taken from an agenda"
-        lane.pop()
+    def may_have_work(self) -> bool:
+        return bool(self._agenda)
+
+    def _take(self, lane: Lane, subscriber: Subscriber) -> Record:
+        """Take the head out of a lane for this subscriber, and put the lane back."""
+        head = lane.pop()
+        if lane.key is not None:
+            lane.owner = subscriber
         self._schedule(lane)
         return head
 
-    def _next_lane(self, owner: Subscriber | None) -> Lane | None:
-        """Take the first lane that can move out of an agenda."""
-        agenda = self._agendas.get(owner)
-        while agenda:
-            lane = heappop(agenda)[2]
+    def _bring_back(self, subscriber: Subscriber) -> None:
+        """Let as many lanes move again as the subscriber has room for."""
+        aside = self._aside.get(subscriber, [])
+        for _ in range(min(len(aside), subscriber.room)):
+            heappush(self._agenda, heappop(aside))
+
+    def _next_lane(self) -> Lane | None:
+        """Take the first lane that can move out of the agenda."""
+        while self._agenda:
+            lane = heappop(self._agenda)[2]
             lane.scheduled = False
-            if lane.owner is owner and lane.head():
+            if lane.head():
                 return lane
-            self._schedule(lane)  # it was bound or held back in the meantime
         return None
 
-    def _schedule(self, lane: Lane) -> None:
-        """Put a lane that can move into its agenda, by the offset of its head."""
-        if not lane.scheduled and (head := lane.head()):
-            lane.scheduled = True
-            agenda = self._agendas.setdefault(lane.owner, [])
-            heappush(agenda, (head.offset, next(self._number), lane))
+    def _schedule(self, lane: Lane, aside: bool = False) -> None:
+        """Put a lane that can move into the agenda, or aside for its owner."""
+        if lane.scheduled or not (head := lane.head()):
+            return
+        lane.scheduled = True
+        row = self._aside.setdefault(lane.owner, []) if aside and lane.owner else self._agenda
+        heappush(row, (head.offset, next(self._number), lane))
 
 
 def _lane_name(record: Record) -> str | tuple[int, int]:

@@ -109,8 +109,9 @@ def explain(state: State, partition: int, offset: int, end: int, now: float) -> 
     if offset < cursor.next:
         return _settled(cursor, offset, now)
     before = offset - cursor.next
-    why = f"after {before} fresh messages before it" if before else _why_not_sent(state, state.turn, now)
-    return f"fresh, never delivered; {why}"
+    why = _why_not_sent(state, state.turn, now)
+    queue = f" ({before} fresh before it)" if before else ""
+    return f"fresh, never delivered{queue}: {why}"
 
 
 def _lease_of(state: State, partition: int, offset: int) -> Lease | None:

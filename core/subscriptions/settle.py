@@ -36,6 +36,7 @@ def ack(state: State, name: str, partition: int, runs: Iterable[range], now: flo
             left -= _ack_late(state, cursor, name, run, now)
         acked += len(run) - left
     if acked:
+        state.acked += acked
         state.breaker.acked(acked, now)
     return acked
 
@@ -69,6 +70,7 @@ def nack(
     for lease, part in found:
         record = _take_one(state, lease, part)
         record.clear()
+        state.nacked += 1
         state.breaker.nacked(partition, offset, now)
         fail(state, record, reason, now, charged=not state.breaker.open, delay=delay)
     return bool(found)

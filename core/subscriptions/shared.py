@@ -36,6 +36,9 @@ class Queue(Protocol):
     def owner(self, record: Record) -> Subscriber | None:
         """Return the only subscriber that may have this message, if there is one."""
 
+    def is_first(self, record: Record) -> bool:
+        """Return whether nothing else has to go out before this message."""
+
     def bind(self, record: Record, subscriber: Subscriber) -> None:
         """Know that a message goes to this subscriber, past the queue."""
 
@@ -53,10 +56,9 @@ class Queue(Protocol):
 
 
 class Heap:
-    """Records by offset. One that is no longer ready is skipped, so that nothing needs to be searched for."""
+    """Ready records by offset. One that is no longer ready is skipped, so that nothing needs to be searched for."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self) -> None:
         self._heap: list[tuple[int, int, int, Record]] = []
 
     def push(self, record: Record) -> None:
@@ -66,20 +68,20 @@ class Heap:
     def first(self) -> Record | None:
         """Return the record of the lowest offset, and keep it."""
         heap = self._heap
-        while heap and heap[0][3].place is not self._place:
+        while heap and heap[0][3].place is not Place.READY:
             heappop(heap)
         return heap[0][3] if heap else None
 
-    def pop(self) -> None:
-        """Remove what first() has returned."""
-        heappop(self._heap)
+    def pop(self) -> Record:
+        """Take out what first() has returned."""
+        return heappop(self._heap)[3]
 
 
 class SharedQueue:
     """The queue of every mode but key_shared."""
 
     def __init__(self) -> None:
-        self._ready = Heap(Place.READY)
+        self._ready = Heap()
 
     def push(self, record: Record) -> None:
         self._ready.push(record)
@@ -96,6 +98,9 @@ class SharedQueue:
     def owner(self, record: Record) -> Subscriber | None:
         return None
 
+    def is_first(self, record: Record) -> bool:
+        return True
+
     def bind(self, record: Record, subscriber: Subscriber) -> None:
         pass
 
@@ -103,9 +108,8 @@ class SharedQueue:
         return []
 
     def assign(self, turn: Turn) -> Iterator[tuple[Subscriber, Record]]:
-        while (record := self._ready.first()) and (subscriber := turn.next()):
-            self._ready.pop()
-            yield subscriber, record
+        while self._ready.first() and (subscriber := turn.next()):
+            yield subscriber, self._ready.pop()
 
     def may_have_work(self) -> bool:
         return self._ready.first() is not None

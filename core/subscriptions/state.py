@@ -22,7 +22,7 @@ from core.subscriptions.leases import Lease, Subscriber
 from core.subscriptions.options import Mode, Options
 from core.subscriptions.records import Place, Record
 from core.subscriptions.runs import intersect
-from core.subscriptions.shared import Heap, Queue, SharedQueue
+from core.subscriptions.shared import Queue, SharedQueue
 from core.subscriptions.turn import Turn
 
 MAX_WAITING = 10_000  # messages that came back, or were passed over; then nothing fresh is started
@@ -37,6 +37,8 @@ class State:
         self.random = random
         self.paused = False
         self.dirty = True  # has it changed since the last snapshot?
+        self.acked = 0  # since the start, as is the next one
+        self.nacked = 0
         self.redelivered = 0
         self.dead_lettered = 0
         self.cursors = {partition: Cursor(partition, start) for partition, start in sorted(starts.items())}
@@ -45,7 +47,7 @@ class State:
         self.turn = Turn(1 if options.mode in (Mode.EXCLUSIVE, Mode.FAILOVER) else None)
         self.keyed = KeyedQueue() if options.mode is Mode.KEY_SHARED else None
         self.queue: Queue = SharedQueue() if self.keyed is None else self.keyed
-        self.lonely = Heap(Place.LONELY)
+        self.lonely: dict[Record, None] = {}  # few, if any
         self.host: Subscriber | None = None  # who is kept free for, or busy with, a lonely message
         self.deadlines: Alarms[Lease] = Alarms()
         self.resting: Alarms[Record] = Alarms()
@@ -109,7 +111,7 @@ class State:
         self._wait(record, Place.LONELY if record.alone else Place.READY)
         if record.alone:
             self.queue.hold(record)
-            self.lonely.push(record)
+            self.lonely[record] = None
         else:
             self.queue.push(record)
 
@@ -129,6 +131,7 @@ class State:
         """Note that a waiting message goes to a subscriber; lease() follows."""
         cursor = self.cursors[record.partition]
         del cursor.waiting[record.offset]
+        self.lonely.pop(record, None)
         cursor.leased[record.offset] = record
         record.place = Place.LEASED
         record.holder = subscriber.name
@@ -140,6 +143,7 @@ class State:
         cursor = self.cursors[record.partition]
         cursor.waiting.pop(record.offset, None)
         cursor.leased.pop(record.offset, None)
+        self.lonely.pop(record, None)
         record.place = Place.SETTLED
         record.due = NEVER
         self.queue.settled(record)

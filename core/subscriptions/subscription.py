@@ -85,6 +85,16 @@ class Subscription:
         """Return the lowest offset that is not settled. Raises BadRequest."""
         return report.floor(self._state, self._state.cursor(partition))
 
+    @property
+    def acked(self) -> int:
+        """How many messages were acked since the start."""
+        return self._state.acked
+
+    @property
+    def nacked(self) -> int:
+        """How many messages were nacked since the start."""
+        return self._state.nacked
+
     def describe(self, ends: Mapping[int, int]) -> Description:
         """Return the subscription in numbers, given the visible end of each partition."""
         return report.describe(self._state, ends)

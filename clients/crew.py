@@ -1,0 +1,56 @@
+"""clients.crew: threads that run handlers.
+
+May import: the standard library.
+Never: sockets, trio.
+"""
+
+from __future__ import annotations
+
+import threading
+from queue import SimpleQueue
+from typing import Protocol
+
+
+class Work(Protocol):
+    """Somebody who has messages to handle."""
+
+    def work(self) -> bool:
+        """Handle some of them; False if there are none."""
+
+    def speak(self) -> None:
+        """Say what must be said before anybody else's handlers start."""
+
+
+class Crew:
+    """A fixed number of threads, shared fairly by those who have work. The threads start when there is some."""
+
+    def __init__(self, size: int, name: str) -> None:
+        self._size, self._name = size, name
+        self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def call(self, work: Work, hands: int) -> None:
+        """There is work for up to so many threads. Does not block; for one thread at a time to call."""
+        if not self._threads:
+            self._threads = [
+                threading.Thread(target=self._run, name=f"{self._name} {number}", daemon=True)
+                for number in range(1, self._size + 1)
+            ]
+            for thread in self._threads:
+                thread.start()
+        for _ in range(min(hands, self._size)):
+            self._queue.put(work)
+
+    def dismiss(self) -> None:
+        """Let each thread end when it has done what it was called for."""
+        for _ in self._threads:
+            self._queue.put(None)
+        self._threads = []
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            while work.work():
+                if not self._queue.empty():
+                    work.speak()
+                    self._queue.put(work)
+                    break

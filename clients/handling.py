@@ -1,0 +1,143 @@
+"""clients.handling: all subscriptions that a blocking client has joined.
+
+May import: clients.conversation, clients.crew, clients.link, clients.membership, clients.subscriber, core.frames,
+the standard library.
+Never: trio.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from time import monotonic
+
+from clients.conversation import Conversation
+from clients.crew import Crew
+from clients.link import Link
+from clients.membership import Plan, joined_already, not_joined
+from clients.subscriber import Subscriber, handler_is_running_for
+from core.frames import Frame, MessageType
+
+
+class Handling:
+    """Tells subscribers what the link has for them, and looks after them while they hold messages.
+
+    The handlers of all subscriptions run one at a time, in one thread; one with a concurrency of its own has its own.
+    """
+
+    def __init__(self, link: Link, conversation: Conversation, patience: float) -> None:
+        self._link, self._conversation, self._patience = link, conversation, patience
+        self._lock = threading.Lock()
+        self._subscribers: dict[str, Subscriber] = {}
+        self._crew = Crew(1, "qb handlers")
+        self._idle = threading.Event()  # set when the ticker is to end
+        self._alarm = threading.Event()
+        self._dozing = False  # does the ticker sleep until the alarm rings?
+
+    # What callers do
+
+    def join(self, plan: Plan, on_end: Callable[[], None] = lambda: None) -> Subscriber:
+        """Join; `on_end` is called after it was left. Raises BrokerUnavailable, RequestTimedOut, RequestRefused."""
+        self._wait_until_left(plan.subscription_id)
+        deadline = monotonic() + self._patience
+        subscriber = self._register(plan, on_end)
+        try:
+            self._link.open(deadline, patient=True)
+            subscriber.send()
+            subscriber.wait_until_joined(deadline)
+        except BaseException:
+            subscriber.unsubscribe(timeout=0)
+            raise
+        return subscriber
+
+    def find(self, subscription_id: str) -> Subscriber:
+        """Return who has joined a subscription. Raises NotJoined."""
+        try:
+            return self._subscribers[subscription_id]
+        except KeyError:
+            raise not_joined(subscription_id) from None
+
+    def close(self) -> None:
+        """Leave everything."""
+        subscribers = list(self._subscribers.values())
+        for subscriber in subscribers:
+            subscriber.leave_soon()
+        for subscriber in subscribers:
+            subscriber.wait_until_ended()
+
+    @property
+    def runs_the_caller(self) -> bool:
+        """Is the caller a handler of ours?"""
+        return handler_is_running_for() in self._subscribers.values()
+
+    def _wait_until_left(self, subscription_id: str) -> None:
+        """Let a subscriber that is leaving finish."""
+        known = self._subscribers.get(subscription_id)
+        if known is not None and known.leaving and known is not handler_is_running_for():
+            known.wait_until_ended()
+
+    def _register(self, plan: Plan, on_end: Callable[[], None]) -> Subscriber:
+        with self._lock:
+            if plan.subscription_id in self._subscribers:
+                raise joined_already(plan.subscription_id)
+            alone = plan.manner.concurrency > 1
+            crew = Crew(plan.manner.concurrency, f"qb handlers of {plan.subscription_id}") if alone else self._crew
+            subscriber = Subscriber(plan, self._link, self._conversation, crew, self._patience)
+            subscriber.on_end = lambda: self._ended(subscriber, crew, on_end)
+            self._subscribers[plan.subscription_id] = subscriber
+            if len(self._subscribers) == 1:
+                self._idle = threading.Event()
+                threading.Thread(target=self._tick, args=(self._idle,), name="qb ticker", daemon=True).start()
+            return subscriber
+
+    def _ended(self, subscriber: Subscriber, crew: Crew, on_end: Callable[[], None]) -> None:
+        with self._lock:
+            del self._subscribers[subscriber.subscription_id]
+            if not self._subscribers:
+                self._idle.set()
+                self._alarm.set()
+            if crew is not self._crew:
+                crew.dismiss()
+            elif not self._subscribers:
+                crew.dismiss()
+                self._crew = Crew(1, "qb handlers")
+        on_end()
+
+    # What the link's thread does
+
+    def welcomed(self) -> list[bytes]:
+        """Ask to be let in again."""
+        return [subscriber.compose() for subscriber in self._each()]
+
+    def pushed(self, frame: Frame) -> None:
+        """Hand a frame to the subscriber that it is for."""
+        if frame.type == MessageType.ACK:
+            for subscriber in self._each():
+                subscriber.answered(frame)
+        elif addressee := self._subscribers.get(frame.properties.get("subscription_id", "")):
+            if frame.type == MessageType.DELIVER:
+                addressee.delivered(frame)
+            elif frame.type == MessageType.UNSUBSCRIBE:
+                addressee.removed(frame.properties.get("reason", "no reason given"))
+        if self._dozing:
+            self._alarm.set()
+
+    def lost(self) -> None:
+        """Tell everybody that the connection is gone."""
+        for subscriber in self._each():
+            subscriber.lost()
+
+    def _each(self) -> list[Subscriber]:
+        with self._lock:
+            return list(self._subscribers.values())
+
+    # What the ticker does
+
+    def _tick(self, over: threading.Event) -> None:
+        while not over.is_set():
+            self._dozing = True  # before the look: what comes meanwhile rings the alarm
+            now = monotonic()
+            pauses = [pause for subscriber in self._each() if (pause := subscriber.tick(now)) is not None]
+            self._dozing = not pauses
+            self._alarm.wait(min(pauses, default=None))
+            self._alarm.clear()

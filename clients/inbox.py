@@ -1,0 +1,286 @@
+"""clients.inbox: one stay in a subscription: messages in, what to tell the broker out.
+
+May import: clients.lanes, clients.message, core.subscriptions.runs, the standard library.
+Never: sockets, threads, trio, time.
+
+A worker takes a portion, handles it, and reports; words for the broker gather here until somebody sends them. What it
+has to say and when is the rule for clients in docs/SUBSCRIPTIONS.md. Not safe to share between threads without a lock,
+but for Portion.done: one worker counts it up, anybody may read it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from typing import Any, NamedTuple
+
+from clients.lanes import Lanes
+from clients.message import Delivery, Message
+from core.subscriptions.runs import runs_of
+
+FLUSH = 256  # unsent acks that are worth a frame, and the most messages that a worker takes at once
+MAX_REASON = 500  # the broker keeps no more of a reason
+
+
+class Terms(NamedTuple):
+    """What the broker has agreed to when we joined."""
+
+    window: int
+    ack_deadline: float
+    keyed: bool  # is the mode key_shared?
+
+
+class Manner(NamedTuple):
+    """How this client handles messages."""
+
+    concurrency: int = 1
+    manual: bool = False  # does the handler ack, or does its return?
+    batches: bool = False  # is the handler given lists?
+
+
+class Portion:
+    """Messages that one worker has in hand, all of one delivery."""
+
+    __slots__ = ("done", "inbox", "messages", "named", "told")
+
+    def __init__(self, inbox: Inbox, messages: list[Message]) -> None:
+        self.inbox, self.messages = inbox, messages
+        self.done = 0  # how many of them are handled
+        self.told = 0  # how many of them the broker has been told of, or will be with the next words
+        self.named = False  # have we told the broker that they are in hand?
+
+
+class Inbox:
+    """The messages that the broker has leased to us on one connection. Their number is bounded by the window."""
+
+    def __init__(self, terms: Terms, manner: Manner) -> None:
+        self.terms, self._manner = terms, manner
+        self.closed = False  # the stay is over: nothing is taken or told any more
+        self.stopped = False  # nothing more is taken, but what is done is told
+        self.urgent = False  # are there words that must go out before the next handler starts?
+        self.held = 0  # messages delivered and not yet settled
+        self.unsent = 0  # settled messages of which the broker does not know
+        self.enough = min(FLUSH, max(1, terms.window // 2))  # unsent ones that make words worth sending
+        one_by_one = not manner.batches and (manner.manual or manner.concurrency > 1)
+        self._most = 1 if one_by_one else self.enough
+        self._lanes = Lanes(manner.manual or manner.concurrency > 1) if terms.keyed else None
+        self._deliveries: deque[Delivery] = deque()
+        self._in_hand: dict[tuple[int, int], Portion] = {}
+        self._extend_at: float | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self.urgent, self.unsent = False, 0
+        self._acked: dict[int, list[int]] = {}  # offsets by partition
+        self._nacks: list[tuple[int, int, float | None, str]] = []
+        self._extensions: list[tuple[int, int, int, int, float]] = []
+        self._extend_all = False
+        self._started: list[tuple[int, int]] = []
+
+    # Messages in
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Take in what the broker has pushed."""
+        if not self.closed:
+            self._deliveries.append(delivery)
+            self.held += delivery.count
+
+    def take(self) -> Portion | None:
+        """Return what to handle next, or None. Send the words first if `urgent`."""
+        messages = [] if self.closed or self.stopped else self._next()
+        if not messages:
+            return None
+        portion = Portion(self, messages)
+        self._name(portion)
+        if self._manner.manual:
+            self._in_hand.update(dict.fromkeys([_place(message) for message in messages], portion))
+        else:
+            self._in_hand[_place(messages[0])] = portion
+        return portion
+
+    def _next(self) -> list[Message]:
+        if self._lanes and self._lanes.freed:
+            return [self._lanes.freed.popleft()]
+        while self._deliveries:
+            delivery = self._deliveries[0]
+            found = delivery.read(self._most if delivery.attempt == 1 else 1)
+            if delivery.exhausted:
+                self._deliveries.popleft()
+            if self._lanes and found:
+                found, dropped = self._lanes.admit(found)
+                self.held -= dropped
+            if found:
+                return found
+        return []
+
+    def _name(self, portion: Portion) -> None:
+        """Handle redelivered messages in the open, and with them everything that is in hand at the same time."""
+        others = set(self._in_hand.values())
+        redelivered = portion.messages[0].attempt > 1
+        if not redelivered and not any(other.named for other in others):
+            return
+        for each in [portion, *others]:
+            if not each.named:
+                each.named = self.urgent = True
+                self._started += [_place(message) for message in each.messages]
+
+    # What became of them
+
+    def returned(self, portion: Portion) -> None:
+        """The handler has returned for all that is `done`; the rest of the portion is given up."""
+        if not self._manner.manual:
+            self._tell_done(portion)
+            self._put_down(portion)
+
+    def raised(self, portion: Portion, reason: str) -> bool:
+        """The handler has raised, for the message after those that are `done`, or for its batch.
+
+        Returns whether there is more in the portion to handle.
+        """
+        self._tell_done(portion)
+        end = len(portion.messages) if self._manner.batches else portion.done + 1
+        for message in portion.messages[portion.done : end]:
+            self._fail(message, None, reason)
+        if self._manner.manual:
+            return False
+        failed = portion.messages[portion.done]
+        portion.done = portion.told = end
+        self._drop_followers(portion, failed)
+        if end < len(portion.messages):
+            return True
+        self._put_down(portion)
+        return False
+
+    def ack(self, message: Message) -> None:
+        """A message that was acked by hand. Ignored if it is not in hand."""
+        if self._is_in_hand(message):
+            self._pick(message)
+            self._ack([message])
+
+    def nack(self, message: Message, delay: float | None, reason: str) -> None:
+        """A message that was nacked by hand. Ignored if it is not in hand."""
+        self._fail(message, delay, reason)
+
+    def extend(self, message: Message, seconds: float) -> None:
+        """Hold a message longer. Ignored if it is not in hand."""
+        if self._is_in_hand(message):
+            self._extensions.append((*_place(message), 1, 1, seconds))
+            self.urgent = True
+
+    def _tell_done(self, portion: Portion) -> None:
+        """Note the acks of what is done in a portion and was not told yet."""
+        done = portion.done  # it may move on while we look
+        if portion.told < done:
+            self._ack(portion.messages[portion.told : done])
+            portion.told = done
+
+    def _ack(self, messages: list[Message]) -> None:
+        if not self.closed:
+            self._acked.setdefault(messages[0].partition, []).extend([message.offset for message in messages])
+            self.unsent += len(messages)
+            self.held -= len(messages)
+
+    def _fail(self, message: Message, delay: float | None, reason: str) -> None:
+        if self._manner.manual and not self._is_in_hand(message):
+            return  # it was settled before
+        self._nacks.append((*_place(message), delay, _sendable(reason)))
+        self.unsent += 1
+        self.held -= 1
+        if self._lanes:
+            self.held -= self._lanes.failed(message)
+        if self._manner.manual:
+            self._pick(message)
+
+    def _is_in_hand(self, message: Message) -> bool:
+        portion = self._in_hand.get(_place(message))
+        return portion is not None and portion.messages[0].came_with(message) and not self.closed
+
+    def _pick(self, message: Message) -> None:
+        """Take one message out of hand that was settled by hand."""
+        portion = self._in_hand.pop(_place(message))
+        self.urgent = self.urgent or portion.named
+        if self._lanes:
+            self._lanes.released([message])
+
+    def _put_down(self, portion: Portion) -> None:
+        first = _place(portion.messages[0])
+        if self._in_hand.get(first) is portion:
+            del self._in_hand[first]
+        self.urgent = self.urgent or portion.named
+        if self._lanes:
+            self._lanes.released(portion.messages)
+
+    def _drop_followers(self, portion: Portion, failed: Message) -> None:
+        lanes, done = self._lanes, portion.done
+        if lanes:
+            rest = portion.messages[done:]
+            portion.messages[done:] = kept = [each for each in rest if not lanes.is_follower(each, failed)]
+            self.held -= len(rest) - len(kept)
+
+    # What to tell the broker
+
+    @property
+    def has_words(self) -> bool:
+        """Is there anything to tell the broker?"""
+        return bool(self.unsent or self._started or self._extensions or self._extend_all)
+
+    @property
+    def full(self) -> bool:
+        """Should what is unsent go out now, so that the broker can send more?"""
+        return self.unsent >= self.enough
+
+    def tick(self, now: float) -> bool:
+        """Called every now and then: look what is done, renew leases; returns whether there are words to send."""
+        self._gather()
+        if not self.held:
+            self._extend_at = None
+        elif self._extend_at is None:
+            self._extend_at = now + self.terms.ack_deadline / 3
+        elif now >= self._extend_at:
+            self._extend_at = now + self.terms.ack_deadline / 3
+            self._extend_all = True
+        return self.has_words and not self.closed
+
+    def words(self) -> bytes:
+        """Return the body of a SETTLE with all that is to be told, and forget it; told() follows if it was sent."""
+        self._gather()
+        if self.closed or not self.has_words:
+            return b""
+        runs = [(partition, run) for partition, offsets in self._acked.items() for run in _runs(offsets)]
+        parts: dict[str, Any] = {
+            "acks": [(partition, run.start, len(run), run.step) for partition, run in runs],
+            "nacks": self._nacks,
+            "extend": self._extensions,
+            "extend_all": self.terms.ack_deadline if self._extend_all else None,
+            "started": self._started,
+        }
+        self._clear()
+        return json.dumps({name: part for name, part in parts.items() if part}, separators=(",", ":")).encode()
+
+    def _gather(self) -> None:
+        """Note what is done in the portions in hand."""
+        if not self._manner.manual:
+            for portion in self._in_hand.values():
+                self._tell_done(portion)
+
+    def told(self, number: int) -> None:
+        """The words went out as SETTLE number so-and-so."""
+        if self._lanes:
+            self._lanes.told(number)
+
+
+def _place(message: Message) -> tuple[int, int]:
+    return message.partition, message.offset
+
+
+def _runs(offsets: list[int]) -> list[range]:
+    first, last, count = offsets[0], offsets[-1], len(offsets)
+    step = (last - first) // (count - 1) if count > 1 else 1
+    if step > 0 and offsets == list(range(first, last + 1, step)):  # nearly always, and fast
+        return [range(first, last + 1, step)]
+    return list(runs_of(sorted(set(offsets))))
+
+
+def _sendable(reason: str) -> str:
+    """Return a reason that any JSON reader accepts."""
+    return reason[:MAX_REASON].encode(errors="replace").decode()

@@ -1,0 +1,204 @@
+"""clients.message: messages as programs get them, pushed or pulled, cut out of stored frames a portion at a time.
+
+May import: core.errors, core.frames, the standard library.
+Never: sockets, threads, trio.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Protocol
+
+from core.errors import PeerMisbehaved
+from core.frames import HEAD, OVERHEAD, Frame, MessageType, decode_properties
+
+LONGEST = 7 * 24 * 3600.0  # the broker takes no longer delay or extension
+_OWN = frozenset({"topic", "partition", "key", "subscription_id"})  # what a message has attributes for
+
+
+class Settler(Protocol):
+    """Who tells the broker what became of a message. None of this blocks for long."""
+
+    def ack(self, message: Message) -> None: ...
+    def nack(self, message: Message, delay: float | None, reason: str) -> None: ...
+    def extend(self, message: Message, seconds: float) -> None: ...
+
+
+class Message:
+    """One message. `timestamp` is in milliseconds since 1970, `attempt` is 1 for the first delivery and for a pull."""
+
+    __slots__ = ("_at", "_source", "body", "offset", "timestamp")
+
+    def __init__(self, source: Source, at: int, offset: int, timestamp: int, body: bytes) -> None:
+        self._source, self._at = source, at
+        self.offset, self.timestamp, self.body = offset, timestamp, body
+
+    def text(self) -> str:
+        """Return the body as UTF-8 text. Raises UnicodeDecodeError."""
+        return self.body.decode()
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The properties that it was published with."""
+        return {name: value for name, value in self._decoded().items() if name not in _OWN}
+
+    @property
+    def key(self) -> str | None:
+        return self._decoded().get("key")
+
+    @property
+    def time(self) -> datetime:
+        """The timestamp in UTC."""
+        return datetime.fromtimestamp(self.timestamp / 1000, UTC)
+
+    @property
+    def topic(self) -> str:
+        return self._source.topic
+
+    @property
+    def partition(self) -> int:
+        return self._source.partition
+
+    @property
+    def attempt(self) -> int:
+        return self._source.attempt
+
+    @property
+    def subscription_id(self) -> str | None:
+        """None: it was pulled."""
+        return self._source.subscription_id
+
+    @property
+    def settled(self) -> int:
+        """The number of the last SETTLE that the broker had seen when it sent this message."""
+        return self._source.settled
+
+    def ack(self) -> None:
+        """It is done. For `ack="manual"`; raises RuntimeError otherwise. Ignored if it is not held any more."""
+        self._source.settler.ack(self)
+
+    def nack(self, delay: float | None = None, reason: str = "") -> None:
+        """It failed: deliver it again after `delay` seconds, or after the subscription's backoff. See ack()."""
+        if delay is not None:
+            _check_seconds("delay", delay)
+        self._source.settler.nack(self, delay, reason)
+
+    def extend(self, seconds: float) -> None:
+        """Hold it for at least so many seconds from now, even if this client can say no more meanwhile. See ack()."""
+        _check_seconds("seconds", seconds)
+        self._source.settler.extend(self, seconds)
+
+    def came_with(self, other: Message) -> bool:
+        """Are they of one delivery? The same message delivered twice is two."""
+        return self._source is other._source
+
+    def _decoded(self) -> dict[str, str]:
+        return _properties(self._source.properties_at(self._at))
+
+    def __repr__(self) -> str:
+        where = f"{self.topic}/{self.partition}@{self.offset}"
+        return f"<Message {where}, {len(self.body)} bytes, attempt {self.attempt}>"
+
+
+def _check_seconds(name: str, seconds: float) -> None:
+    if not 0 <= seconds <= LONGEST:
+        raise ValueError(f"{name} must be from 0 to {LONGEST:g} seconds, not {seconds!r}")
+
+
+@lru_cache(maxsize=4096)
+def _properties(encoded: bytes) -> dict[str, str]:
+    """Neighbours often have the same properties. Whoever gets this must not change it."""
+    return decode_properties(encoded)
+
+
+class NotPushed:
+    """The settler of messages that nobody waits to hear of."""
+
+    def ack(self, message: Message) -> None:
+        raise RuntimeError("only a message of a subscription is acked; pulled ones are committed by their consumer")
+
+    def nack(self, message: Message, delay: float | None, reason: str) -> None:
+        self.ack(message)
+
+    def extend(self, message: Message, seconds: float) -> None:
+        self.ack(message)
+
+
+NOT_PUSHED = NotPushed()
+
+
+class Source:
+    """Stored frames of one partition: what their messages have in common, and those that nobody has read yet."""
+
+    __slots__ = ("_at", "_data", "attempt", "partition", "settled", "settler", "subscription_id", "topic")
+
+    def __init__(
+        self,
+        data: bytes,
+        topic: str,
+        partition: int,
+        *,
+        subscription_id: str | None = None,
+        attempt: int = 1,
+        settled: int = 0,
+        settler: Settler = NOT_PUSHED,
+    ) -> None:
+        self._data, self._at = data, 0
+        self.topic, self.partition, self.subscription_id = topic, partition, subscription_id
+        self.attempt, self.settled, self.settler = attempt, settled, settler
+
+    @property
+    def exhausted(self) -> bool:
+        """Has everything been read?"""
+        return self._at >= len(self._data)
+
+    def read(self, most: int) -> list[Message]:
+        """Return the next messages, at most so many. Raises PeerMisbehaved for bytes that are no stored frames."""
+        data, at, end, unpack, kind = self._data, self._at, len(self._data), HEAD.unpack_from, int(MessageType.DATA)
+        found: list[Message] = []
+        add = found.append
+        while at < end and most:
+            if end - at < OVERHEAD:
+                raise PeerMisbehaved("stored frames end within one")
+            total, type, offset, timestamp, properties_length = unpack(data, at)
+            if type == kind:
+                add(Message(self, at, offset, timestamp, data[at + OVERHEAD + properties_length : at + total]))
+                most -= 1
+            if total < OVERHEAD:
+                raise PeerMisbehaved(f"among stored frames is one of {total} bytes")
+            at += total
+        if at > end:
+            raise PeerMisbehaved("stored frames end within one")
+        self._at = at
+        return found
+
+    def properties_at(self, at: int) -> bytes:
+        """Return the encoded properties of the frame at this position."""
+        start = at + HEAD.size
+        return self._data[start : start + int.from_bytes(self._data[start - 4 : start], "big")]
+
+
+class Delivery(Source):
+    """One DELIVER frame."""
+
+    __slots__ = ("count",)
+
+    subscription_id: str
+
+    def __init__(self, frame: Frame, settler: Settler) -> None:
+        """Raises PeerMisbehaved if the frame is no DELIVER."""
+        about = frame.properties
+        try:
+            super().__init__(
+                frame.body,
+                about["topic"],
+                int(about["partition"]),
+                subscription_id=about["subscription_id"],
+                attempt=int(about["attempt"]),
+                settled=int(about["settled"]),
+                settler=settler,
+            )
+            self.count = int(about["count"])
+        except (KeyError, ValueError) as error:
+            raise PeerMisbehaved(f"a DELIVER without a proper {error}") from None
