@@ -111,7 +111,7 @@ def explain(state: State, partition: int, offset: int, end: int, now: float) -> 
     before = offset - cursor.next
     why = _why_not_sent(state, state.turn, now)
     queue = f" ({before} fresh before it)" if before else ""
-    return f"fresh, never delivered{queue}: {why}"
+    return f"fresh, never delivered{queue}; {why}"
 
 
 def _lease_of(state: State, partition: int, offset: int) -> Lease | None:
