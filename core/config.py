@@ -80,6 +80,13 @@ class JsonSettings(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, Setting("QB_JSON_PORT", INTEGER.within(0, 65535), "port to listen on; 0: no such door")] = 4040
 
 
+class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The HTTP door."""
+
+    host: Annotated[str, Setting("QB_HTTP_HOST", TEXT, "address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Setting("QB_HTTP_PORT", INTEGER.within(0, 65535), "port to listen on; 0: no such door")] = 8080
+
+
 class StorageSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The logs on disk."""
 
@@ -128,6 +135,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     server: ServerSettings = ServerSettings()
     json: JsonSettings = JsonSettings()
+    http: HttpSettings = HttpSettings()
     storage: StorageSettings = StorageSettings()
     client: ClientSettings = ClientSettings()
 

@@ -69,18 +69,18 @@ class Groups:
         self._check_join(group, member, topics)
         _check_timeout("session_timeout", session_timeout, SHORTEST_TIMEOUT)
         _check_timeout("rebalance_timeout", rebalance_timeout, session_timeout)
-        comer = Member(member, frozenset(topics), session_timeout, rebalance_timeout, simple, heard=now)
+        newcomer = Member(member, frozenset(topics), session_timeout, rebalance_timeout, simple, heard=now)
         known = self._groups.setdefault(group, Group(group))
         former = known.members.get(member)
-        if former and former.simple and simple and former.topics == comer.topics:
+        if former and former.simple and simple and former.topics == newcomer.topics:
             former.session_timeout, former.heard = session_timeout, now
             return self._standing(known, former)
         if former:
             known.drop(member)
-        known.members[member] = comer
+        known.members[member] = newcomer
         self._rebalance(known, now)
-        comer.joined = known.generation
-        return self._standing(known, comer)
+        newcomer.joined = known.generation
+        return self._standing(known, newcomer)
 
     def sync(self, group: str, member: str, generation: int, now: float) -> Standing:
         """The member holds nothing but what it was told for this generation: give it the rest.

@@ -34,6 +34,11 @@ class Transport:
         self.has_emptied: Callable[[], None] | None = None  # called when nothing is queued any more
         self.gone = False
 
+    @property
+    def sock(self) -> socket.socket:
+        """The socket, for those who need to know its addresses."""
+        return self._socket
+
     async def receive(self) -> bytes:
         """Return what the peer has sent; b"" when it has gone."""
         while True:

@@ -17,9 +17,12 @@ from core.errors import StaleGeneration, UnknownGroup, UnknownMember
 from core.groups import Groups, Standing
 from core.membership import Partition
 
-IDS = st.sampled_from(["a", "b", "c", "d"])
+RARELY = st.integers(0, 4).map(lambda number: number == 4)
+IDS = "abcd"
 TOPICS = st.sets(st.sampled_from(["t", "u"]), min_size=1)
-SECONDS = st.sampled_from([0.5, 1.0, 3.0, 8.0, 25.0])
+SECONDS = st.sampled_from([0.5, 1.0, 3.0, 5.0])
+SESSION = st.sampled_from([10.0, 4.0])
+LONGER = st.sampled_from([20.0, 0.0])  # than the session timeout is the one for a rebalance
 
 
 @dataclass
@@ -33,7 +36,7 @@ class Consumer:
     simple: bool
     heard: float
     told: Standing
-    unsure: bool = False  # whether its last sync was carried out
+    unsure: bool = False  # the last answer to it got lost
     unsynced_since: float = inf
     mine: set[Partition] = field(default_factory=set)
     vanished: bool = False  # without a word
@@ -51,18 +54,26 @@ class GroupsUnderChurn(RuleBasedStateMachine):
         self.consumers: dict[str, Consumer] = {}  # those that the broker should have as members
         self.former: list[Consumer] = []  # replaced by another of the same id
         self.generation = 0
+        self.news: set[tuple[str, str]] = set()
+        for member in "ac":
+            self.join(member, {"t", "u"}, session=10.0, longer=20.0, simple=False)
+        self.everybody_does_its_part_and_the_group_settles()
 
     # What consumers do
 
-    @rule(
-        member=IDS,
-        topics=TOPICS,
-        session=st.sampled_from([2.0, 10.0]),
-        longer=st.sampled_from([0, 20]),
-        simple=st.booleans(),
-    )
-    def join(self, member, topics, session, longer, simple):
-        topics &= self.counts.keys()
+    @precondition(lambda self: len(self.consumers) < len(IDS))
+    @rule(data=st.data(), session=SESSION, longer=LONGER, simple=RARELY)
+    def a_consumer_joins(self, data, session, longer, simple):
+        member = data.draw(st.sampled_from([each for each in IDS if each not in self.consumers]))
+        self.join(member, data.draw(TOPICS), session, longer, simple)
+
+    @precondition(lambda self: self.consumers)
+    @rule(data=st.data(), session=SESSION, longer=LONGER, simple=RARELY)
+    def a_consumer_joins_again(self, data, session, longer, simple):
+        self.join(data.draw(st.sampled_from(sorted(self.consumers))), data.draw(TOPICS), session, longer, simple)
+
+    def join(self, member: str, topics: set[str], session: float, longer: float, simple: bool) -> None:
+        topics = topics & self.counts.keys()
         if not topics:
             return
         before, rebalance = self.consumers.get(member), session + longer
@@ -75,54 +86,67 @@ class GroupsUnderChurn(RuleBasedStateMachine):
         consumer = Consumer(member, topics, session, rebalance, simple, self.now, told)
         consumer.mine = set(told.partitions)
         self.consumers[member] = consumer
-        assert (told.rebalance, told.synced) == ((False, told.generation) if simple else (True, 0))
+        self.news.discard(("g", member))
+        assert simple or (told.rebalance, told.synced, told.partitions) == (True, 0, ())
         assert again or told.generation > self.generation
         self.note_rebalance(told.generation)
 
-    @rule(member=IDS, lost=st.booleans())
-    def heartbeat(self, member, lost):
-        consumer = self.living(member)
-        if consumer is None:
-            return
+    @precondition(lambda self: self.living())
+    @rule(data=st.data(), lost=RARELY)
+    def a_consumer_heartbeats(self, data, lost):
+        self.heartbeat(data.draw(st.sampled_from(self.living())), lost)
+
+    def heartbeat(self, consumer: Consumer, lost: bool = False) -> None:
+        member = consumer.member
         told = self.groups.heartbeat("g", member, self.now, None if consumer.simple else consumer.told.generation)
-        consumer.heard = self.now
+        self.answer(consumer, told, lost)
+
+    def answer(self, consumer: Consumer, told: Standing, lost: bool) -> None:
+        consumer.heard, consumer.unsure = self.now, lost
+        self.news.discard(("g", consumer.member))
         if not lost:
             self.hear(consumer, told)
 
     def hear(self, consumer: Consumer, told: Standing) -> None:
-        consumer.told, consumer.unsure = told, False
+        consumer.told = told
         if not told.rebalance:
             assert consumer.simple or consumer.mine <= set(told.partitions), "nothing is taken without a rebalance"
             consumer.mine = set(told.partitions)
 
-    @rule(member=IDS, lost=st.booleans())
-    def give_up_and_sync(self, member, lost):
-        consumer = self.living(member)
-        if consumer is None or consumer.simple or not consumer.told.rebalance:
-            return
-        self.can_commit_all_it_has(consumer)
+    @precondition(lambda self: self.living())
+    @rule(data=st.data())
+    def a_consumer_does_its_part(self, data):
+        consumer = data.draw(st.sampled_from(self.living()))
+        self.heartbeat(consumer)
+        if consumer.told.rebalance:
+            self.give_up_and_sync(consumer)
+
+    @precondition(lambda self: self.asked_to_sync())
+    @rule(data=st.data(), lost=RARELY)
+    def a_consumer_gives_up_and_syncs(self, data, lost):
+        self.give_up_and_sync(data.draw(st.sampled_from(self.asked_to_sync())), lost)
+
+    def give_up_and_sync(self, consumer: Consumer, lost: bool = False) -> None:
         consumer.mine &= set(consumer.told.partitions)
-        told = self.groups.sync("g", member, consumer.told.generation, self.now)
-        consumer.heard = self.now
+        told = self.groups.sync("g", consumer.member, consumer.told.generation, self.now)
         assert told.rebalance == (consumer.told.generation < self.generation)
         if not told.rebalance:
             consumer.unsynced_since = inf
-        consumer.unsure = lost
-        if not lost:
-            self.hear(consumer, told)
+        self.answer(consumer, told, lost)
 
-    @rule(member=IDS)
-    def leave(self, member):
-        if self.living(member):
-            self.groups.leave("g", member, self.now)
-            del self.consumers[member]
-            self.note_rebalance()
+    @precondition(lambda self: len(self.living()) > 1)
+    @rule(data=st.data())
+    def a_consumer_leaves(self, data):
+        consumer = data.draw(st.sampled_from(self.living()))
+        self.groups.leave("g", consumer.member, self.now)
+        del self.consumers[consumer.member]
+        self.note_rebalance()
 
-    @rule(member=IDS)
-    def vanish(self, member):
-        if consumer := self.living(member):
-            consumer.vanished = True
-            consumer.mine = set()
+    @precondition(lambda self: self.living())
+    @rule(data=st.data())
+    def a_consumer_vanishes(self, data):
+        consumer = data.draw(st.sampled_from(self.living()))
+        consumer.vanished, consumer.mine = True, set()
 
     @precondition(lambda self: self.former)
     @rule(data=st.data())
@@ -139,31 +163,31 @@ class GroupsUnderChurn(RuleBasedStateMachine):
             with pytest.raises((StaleGeneration, UnknownMember, UnknownGroup)):
                 call()
 
-    @rule(member=IDS, topic=st.sampled_from(["t", "u"]), partition=st.integers(0, 6), age=st.integers(0, 3))
-    def commit(self, member, topic, partition, age):
-        consumer, each = self.living(member), Partition(topic, partition)
-        if consumer is None or consumer.simple:
-            return
-        if age or each not in self.held(consumer):
+    @precondition(lambda self: self.living())
+    @rule(data=st.data(), age=st.integers(0, 1))
+    def a_consumer_commits_what_it_must_not(self, data, age):
+        consumer = data.draw(st.sampled_from(self.living()))
+        others = sorted(self.expected().keys() - self.held(consumer)) or [Partition("t", 99)]
+        partitions = consumer.mine if age else [data.draw(st.sampled_from(others))]
+        if not consumer.unsure:
             with pytest.raises(StaleGeneration):
-                self.groups.check_commit("g", member, consumer.told.synced - age, [each])
-        else:
-            self.can_commit_all_it_has(consumer)
+                self.groups.check_commit("g", consumer.member, consumer.told.synced - age, partitions)
 
     # What happens to them
 
-    @rule(seconds=SECONDS)
-    def time_passes(self, seconds):
+    @rule(seconds=SECONDS, silent=st.sets(st.sampled_from(IDS), max_size=2))
+    def time_passes(self, seconds, silent):
+        for consumer in self.living():
+            if consumer.member not in silent:
+                self.heartbeat(consumer)
         self.now += seconds
         self.tick()
 
+    @precondition(lambda self: len(self.consumers) > 2)
     @rule()
     def the_timer_rings(self):
-        deadline = self.groups.next_deadline()
-        assert deadline == min([each.deadline() for each in self.consumers.values()], default=inf)
-        if self.consumers:
-            self.now = deadline
-            assert self.tick()
+        self.now = self.groups.next_deadline()
+        assert self.tick()
 
     @rule(topic=st.sampled_from(["t", "u"]), more=st.integers(1, 3))
     def partitions_are_added(self, topic, more):
@@ -189,7 +213,7 @@ class GroupsUnderChurn(RuleBasedStateMachine):
         self.everybody_heartbeats_and_syncs()
         held = {}
         for member, consumer in self.consumers.items():
-            self.heartbeat(member, lost=False)
+            self.heartbeat(consumer)
             assert not consumer.told.rebalance
             assert consumer.told.waiting == ()
             held |= dict.fromkeys(consumer.mine, member)
@@ -197,9 +221,11 @@ class GroupsUnderChurn(RuleBasedStateMachine):
 
     # The model
 
-    def living(self, member: str) -> Consumer | None:
-        consumer = self.consumers.get(member)
-        return consumer if consumer and not consumer.vanished else None
+    def living(self) -> list[Consumer]:
+        return [each for _, each in sorted(self.consumers.items()) if not each.vanished]
+
+    def asked_to_sync(self) -> list[Consumer]:
+        return [each for each in self.living() if each.told.rebalance]
 
     def held(self, consumer: Consumer) -> set[Partition]:
         group = self.groups.get("g")
@@ -232,20 +258,39 @@ class GroupsUnderChurn(RuleBasedStateMachine):
                 each.unsynced_since = inf if each.simple else min(each.unsynced_since, self.now)
 
     def everybody_heartbeats_and_syncs(self) -> None:
-        for member in list(self.consumers):
-            self.heartbeat(member, lost=False)
-            self.give_up_and_sync(member, lost=False)
+        for consumer in self.living():
+            self.heartbeat(consumer)
+        for consumer in self.asked_to_sync():
+            self.give_up_and_sync(consumer)
 
     def can_commit_all_it_has(self, consumer: Consumer) -> None:
-        if consumer.mine and not consumer.unsure:
+        if not consumer.simple and not consumer.unsure and consumer.mine:
             self.groups.check_commit("g", consumer.member, consumer.told.synced, consumer.mine)
 
     # Always true
 
     @invariant()
+    def whoever_would_learn_something_is_to_be_told(self):
+        self.news |= self.groups.take_news()
+        for each in self.living():
+            told, group = each.told, self.groups.get("g")
+            knows = (told.generation, told.partitions) == (group.generation, group.held(group.members[each.member]))
+            assert knows or each.unsure or ("g", each.member) in self.news
+
+    @invariant()
+    def whoever_holds_something_may_commit_it(self):
+        for each in self.living():
+            self.can_commit_all_it_has(each)
+
+    @invariant()
     def members_are_those_whose_time_is_not_up(self):
         group = self.groups.get("g")
         assert set(group.members if group else ()) == set(self.consumers)
+
+    @invariant()
+    def the_timer_is_set_to_the_first_who_would_be_late(self):
+        first = min([each.deadline() for each in self.consumers.values()], default=inf)
+        assert self.groups.next_deadline() == first
 
     @invariant()
     def nobody_believes_to_have_what_another_holds(self):
@@ -268,5 +313,5 @@ class GroupsUnderChurn(RuleBasedStateMachine):
             assert each in group.holders or not group.is_synced(group.members[member])
 
 
-GroupsUnderChurn.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+GroupsUnderChurn.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
 test_groups_under_churn = GroupsUnderChurn.TestCase
