@@ -163,7 +163,7 @@ def scratch(options: Options) -> Iterator[Path]:
 def qb_server(data_dir: Path, **settings: str) -> Iterator[Server]:
     """Yield a broker with default settings but for those given, as QB_* names; it ends by SIGKILL."""
     port = free_port()
-    own = {"QB_SERVER_PORT": str(port), "QB_JSON_PORT": "0", "QB_DATA_DIR": str(data_dir)}
+    own = {"QB_SERVER_PORT": str(port), "QB_JSON_PORT": "0", "QB_HTTP_PORT": "0", "QB_DATA_DIR": str(data_dir)}
     environment = os.environ | own | settings
     command, output = [sys.executable, "server.py"], data_dir.with_suffix(".out")
     # It listens before it has recovered: only an answer says that it serves.

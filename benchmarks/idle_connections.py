@@ -37,7 +37,9 @@ def run(options: Options) -> None:
         used = cpu_seconds(server.pid)
         time.sleep(QUIET_SECONDS)
         cores = (cpu_seconds(server.pid) - used) / QUIET_SECONDS
-        report(NAME, f"qb/{CONNECTIONS}-connections/quiet", grown_mb=significant(grown), server_cores=cores)
+        report(
+            NAME, f"qb/{CONNECTIONS}-connections/quiet", grown_mb=significant(grown), server_cores=significant(cores)
+        )
         _judge(grown, cores)
         if not options.quick:
             used = cpu_seconds(server.pid)

@@ -15,11 +15,16 @@ from pathlib import Path
 from typing import Any
 
 Line = dict[str, Any]
+QUIET_LOAD = 0.5  # what a machine may have had to do before the first benchmark
 
 
 def tables(lines: Iterable[Line]) -> Iterator[str]:
     """Yield Markdown: the targets with what was measured, then every case."""
     kept = list(lines)
+    load = max([line.get("load_average", 0.0) for line in kept], default=0.0)
+    if load > QUIET_LOAD:
+        yield f"> The machine was busy otherwise (load average {load}): rates, latencies and ratios decide nothing."
+        yield ""
     yield "| target | measured | |"
     yield "|---|---|---|"
     for line in kept:

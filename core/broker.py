@@ -243,9 +243,7 @@ class MessageBroker:
 
     # Reading
 
-    async def fetch(
-        self, topic: str, partition: int, offset: int, limits: Limits, turn: Turn = nullcontext
-    ) -> Chunk:
+    async def fetch(self, topic: str, partition: int, offset: int, limits: Limits, turn: Turn = nullcontext) -> Chunk:
         """Return stored messages from `offset` on, read in a `turn()`.
 
         Raises UnknownTopic, UnknownPartition, OffsetOutOfRange, LogDamaged.

@@ -207,10 +207,11 @@ class Deliveries:
             subscription.block(outlet.name, outlet.full)
         chunks = await self._offer(live) if live.outlets else {}
         decisions = subscription.decide(trio.current_time())
+        settled = {name: outlet.settled for name, outlet in live.outlets.items()}
         if any(isinstance(decision, DeadLetter) or decision.attempt > 1 for decision in decisions):
             await self._metadata.put(live.key, live.saved())
         for decision in decisions:
-            await self._carry_out(live, decision, chunks)
+            await self._carry_out(live, decision, chunks, settled)
         if decisions or chunks:  # what was offered may all be held back: look further
             live.again = True
         self._note_changes(live)
@@ -234,14 +235,16 @@ class Deliveries:
                 live.subscription.offer(partition, chunk.first_offset, usable)
         return chunks
 
-    async def _carry_out(self, live: Live, decision: Decision, chunks: dict[int, Chunk]) -> None:
+    async def _carry_out(
+        self, live: Live, decision: Decision, chunks: Mapping[int, Chunk], settled: Mapping[str, int]
+    ) -> None:
         chunk = chunks.get(decision.partition)
         if isinstance(decision, Deliver):
-            await self._push(live, decision, chunk)
+            await self._push(live, decision, chunk, settled)
         else:
             await self._dead_letter(live, decision, chunk)
 
-    async def _push(self, live: Live, deliver: Deliver, chunk: Chunk | None) -> None:
+    async def _push(self, live: Live, deliver: Deliver, chunk: Chunk | None, settled: Mapping[str, int]) -> None:
         each = live.logs[deliver.partition]
         runs = [run for run in deliver.runs if run[-1] >= each.first_offset]
         try:
@@ -253,7 +256,8 @@ class Deliveries:
         if outlet is None or not runs:
             return
         size = sum(map(len, runs))
-        outlet.deliver(Delivery(live.name, live.topic, deliver.partition, deliver.attempt, size, frames))
+        about = (live.name, live.topic, deliver.partition, deliver.attempt, size, settled[deliver.subscriber])
+        outlet.deliver(Delivery(*about, frames))
         self._count(live, deliver, size, frames)
         if outlet.settles_at_once:
             live.subscription.ack(outlet.name, deliver.partition, runs, trio.current_time())

@@ -24,6 +24,7 @@ class Delivery(NamedTuple):
     partition: int
     attempt: int
     size: int
+    settled: int  # the last SETTLE of this subscriber that counted when it was decided
     frames: bytes
 
 
@@ -32,6 +33,7 @@ class Outlet(Protocol):
 
     name: str
     settles_at_once: bool  # True: it never acks; what was handed to it is done
+    settled: int  # the number of the last SETTLE seen; 0 where there are none
 
     @property
     def full(self) -> bool:
@@ -61,7 +63,7 @@ class FastOutlet:
     def deliver(self, delivery: Delivery) -> None:
         properties = (
             f"subscription_id={delivery.subscription_id}\0topic={delivery.topic}\0partition={delivery.partition}\0"
-            f"count={delivery.size}\0attempt={delivery.attempt}\0settled={self.settled}\0"
+            f"count={delivery.size}\0attempt={delivery.attempt}\0settled={delivery.settled}\0"
         )
         self._transport.send(encode_frame(MessageType.DELIVER, 0, now_ms(), properties.encode(), delivery.frames))
 
@@ -73,6 +75,7 @@ class BasicOutlet:
     """Plain DATA frames, for a peer that knows only types 1 to 9."""
 
     settles_at_once = True
+    settled = 0
 
     def __init__(self, name: str, transport: Transport) -> None:
         self.name = name

@@ -17,6 +17,7 @@ class JsonOutlet:
     def __init__(self, name: str, transport: Transport, *, settles_at_once: bool) -> None:
         self.name = name
         self.settles_at_once = settles_at_once
+        self.settled = 0
         self._transport = transport
 
     @property

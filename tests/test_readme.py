@@ -13,8 +13,8 @@ import pytest
 
 PROJECT = Path(__file__).resolve().parent.parent
 README = (PROJECT / "README.md").read_text()
-SERVE, PUBLISH, TEST = re.findall(r"^```sh\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-(PYTHON,) = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+SERVE, PUBLISH, *_, TEST = re.findall(r"^```sh\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+PYTHON, *_ = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def home(tmp_path: Path) -> Path:
 
 def environment(home: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("QB_")}
-    return kept | {"QB_SERVER_PORT": "0", "QB_DATA_DIR": str(home / "data")}
+    return kept | {"QB_SERVER_PORT": "0", "QB_JSON_PORT": "0", "QB_HTTP_PORT": "0", "QB_DATA_DIR": str(home / "data")}
 
 
 @pytest.fixture
