@@ -66,7 +66,9 @@ def _fan_out(client: BrokerClient, server: Server, options: Options) -> None:
 
 def _stuck(client: BrokerClient, server: Server, options: Options) -> None:
     """A subscriber that has joined and never reads, beside one that does."""
-    count, alone, beside = options.scaled(200_000), [], []
+    count = options.scaled(200_000)
+    alone: list[float] = []
+    beside: list[float] = []
     client.create_topic("stuck")
     client.publish_many("stuck", [b"x" * SIZE] * count)
     before = memory_megabytes(server.pid, "VmRSS")

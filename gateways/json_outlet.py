@@ -25,7 +25,7 @@ class JsonOutlet:
         return self._transport.queued > FULL
 
     def deliver(self, delivery: Delivery) -> None:
-        subscription, topic, partition, attempt, _, frames = delivery
+        subscription, topic, partition, attempt, _, _, frames = delivery
         where = {"subscription": subscription, "topic": topic, "partition": partition}
         messages = [{**where, **record(message), "attempt": attempt} for message in data_frames(frames)]
         self._transport.send(b"".join([line({"ok": True, "message": message}) for message in messages]))
