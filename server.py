@@ -1,7 +1,7 @@
 """server: run the broker: settings, wiring, the one nursery tree.
 
-May import: core.broker, core.config, core.listening, core.version, gateways.json_lines, storage.engine,
-    storage.files, storage.local, trio, the standard library.
+May import: core.broker, core.config, core.listening, core.version, gateways.http, gateways.http_recovering,
+    gateways.json_lines, storage.engine, storage.files, storage.local, trio, the standard library.
 Never: clients, cli.
 """
 
@@ -20,6 +20,7 @@ from core.broker import MessageBroker
 from core.config import Settings, SettingsError, describe_flags, load, render
 from core.listening import Door, Doorway, FrameDoor, Peers, listen
 from core.version import __version__
+from gateways.http_recovering import answer_recovering
 from gateways.json_lines import JsonDoor
 from storage.engine import Engine
 from storage.files import CannotOpen
@@ -77,7 +78,7 @@ async def stop_on_signal(signals: AsyncIterator[int], stop: trio.Event) -> None:
 async def run(settings: Settings) -> None:
     """Open the storage and the doors, and serve until a signal. Raises CannotOpen, OSError."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals, open_doorways(settings) as doorways:
-        engine = await trio.to_thread.run_sync(LocalEngine.open, settings.storage)
+        engine = await open_engine(settings, doorways)
         try:
             stop = trio.Event()
             async with trio.open_nursery() as nursery:
@@ -98,12 +99,31 @@ def open_doorways(settings: Settings) -> Iterator[Sequence[Doorway]]:
             return Doorway(title, door, [opened.enter_context(listener) for listener in listen(host, port)])
 
         doorways = [doorway("frames", FrameDoor, settings.server.host, settings.server.port)]
-        if settings.json.port:
-            try:
-                doorways.append(doorway("JSON lines", JsonDoor, settings.json.host, settings.json.port))
-            except OSError as error:
-                raise OSError(f"{error}; QB_JSON_PORT chooses another port for JSON lines, 0 none") from None
+        for title, section, door in (("JSON lines", settings.json, JsonDoor), ("HTTP", settings.http, http_door)):
+            if section.port:
+                try:
+                    doorways.append(doorway(title, door, section.host, section.port))
+                except OSError as error:
+                    variable = f"QB_{title.split()[0].upper()}_PORT"
+                    raise OSError(f"{error}; {variable} chooses another port for {title}, 0 none") from None
         yield doorways
+
+
+def http_door(broker: MessageBroker) -> Door:
+    """Return the HTTP door; whoever does not want it does not load what it needs."""
+    from gateways.http import HttpDoor
+
+    return HttpDoor(broker)
+
+
+async def open_engine(settings: Settings, doorways: Sequence[Doorway]) -> Engine:
+    """Return the opened storage; meanwhile the HTTP door says that the broker is recovering. Raises CannotOpen."""
+    waiting = [listener for doorway in doorways if doorway.door is http_door for listener in doorway.listeners]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(answer_recovering, waiting)
+        engine = await trio.to_thread.run_sync(LocalEngine.open, settings.storage)
+        nursery.cancel_scope.cancel()
+    return engine
 
 
 def announce(settings: Settings, engine: Engine, doorways: Sequence[Doorway]) -> None:

@@ -1,7 +1,7 @@
 """clients.blocking: BrokerClient, for threads.
 
-May import: clients.bulk, clients.conversation, clients.handling, clients.link, clients.publishing, clients.pulling,
-clients.receipts, clients.subscriptions, core.frames, the standard library.
+May import: clients.bulk, clients.conversation, clients.errors, clients.handling, clients.link, clients.publishing,
+clients.pulling, clients.receipts, clients.scattering, clients.subscriptions, core.frames, the standard library.
 Never: trio.
 """
 
@@ -15,11 +15,13 @@ from typing import Any
 
 from clients.bulk import Tally
 from clients.conversation import Conversation, answer_of
+from clients.errors import QBError
 from clients.handling import Handling
 from clients.link import Link
 from clients.publishing import Body, Form, as_bytes, check_size, portions
 from clients.pulling import Pulling
 from clients.receipts import Offsets, Receipt
+from clients.scattering import Routes, Scatter, check_keys
 from clients.subscriptions import Subscriptions
 from core.frames import Frame
 
@@ -46,6 +48,7 @@ class BrokerClient(Subscriptions, Pulling):
         self.host, self.port, self.client_id = host, port, client_id
         self._request_timeout = request_timeout
         self._conversation = Conversation(client_id, idempotent=idempotent)
+        self._routes = Routes()
         self._link = Link(host, port, self._conversation, heartbeat_interval=heartbeat_interval)
         self._handling = self._link.listener = Handling(self._link, self._conversation, request_timeout)
 
@@ -172,24 +175,62 @@ class BrokerClient(Subscriptions, Pulling):
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
         *,
+        keys: Iterable[str | None] | None = None,
         timestamp_ms: int = 0,
     ) -> Offsets:
         """Store the bodies in order, many in flight at once, and return their offsets: a compact sequence of ints.
 
+        `key` is the key of all of them; `keys` gives each its own. In a topic with several partitions, bodies with a
+        key go where it belongs and the others take turns, unless all go to one `partition`; see Offsets.partitions.
         The bodies may come from a generator: no more of them are held than are in flight. Stops at the first failure
         and raises, once all that is on its way is settled: PublishFailed (see its `index` and `stored`), or
         PublishUncertain, or unchanged what the iterable itself raised.
         """
         form = Form(topic, partition, key, properties, timestamp_ms)
+        check_keys(partition, key, keys)
         self._link.open(monotonic() + self._request_timeout, patient=True)  # to know the broker's size limit
         tally, answered = Tally(), threading.Semaphore(0)
-        self._send_many(form, bodies, tally, answered)
+        count = self._partitions_of(topic) if partition is None and key is None else 1
+        if count > 1 or keys is not None:
+            self._scatter(Scatter(topic, count, self._routes, properties, timestamp_ms), bodies, keys, tally, answered)
+        else:
+            self._send_many(form, bodies, tally, answered)
         patience = 0 if tally.hopeless else self._request_timeout
         while tally.pending and answered.acquire(timeout=patience):
             tally.collect()
         for _, batch in tally.pending:
             self._link.abandon(batch)
-        return tally.offsets()
+        return self._routes.checked(topic, tally)
+
+    def _partitions_of(self, topic: str) -> int:
+        """Return how many partitions a topic has; 1 if that cannot be found out: then the broker does the routing."""
+        count = self._routes.partitions(topic, monotonic())
+        if count is None:
+            try:
+                count = self.describe_topic(topic).get("partitions", 1)
+            except QBError:
+                return 1
+            self._routes.learn(topic, count, monotonic())
+        return count
+
+    def _scatter(
+        self,
+        scatter: Scatter,
+        bodies: Iterable[Body],
+        keys: Iterable[str | None] | None,
+        tally: Tally,
+        answered: threading.Semaphore,
+    ) -> None:
+        """Send to several partitions until the bodies end or something fails, which is noted in the tally."""
+        try:
+            bodies = bodies if keys is None else scatter.with_keys(bodies, keys)
+            limit = self._conversation.max_message_size
+            for block in portions(bodies, scatter.overhead, limit, scatter.block_bytes):
+                for indexes, form, some in scatter.pieces(block):
+                    deadline = monotonic() + self._request_timeout
+                    tally.add(self._link.publish(form, some, answered, deadline, tally.check), indexes)
+        except Exception as error:
+            tally.fail(scatter.next_index, error)
 
     def _send_many(self, form: Form, bodies: Iterable[Body], tally: Tally, answered: threading.Semaphore) -> None:
         """Send until the bodies end or something fails, which is noted in the tally."""

@@ -72,6 +72,7 @@ class Consumer:
         self._options, self._request_timeout = options, request_timeout
         self._state = ConsumerState(options)
         self._changed = threading.Condition(threading.Lock())  # guards the state and all below
+        self._in_hand: Held | None = None  # what is being iterated
         self._keeper: threading.Thread | None = None
         self._stopped = self._closed = False
         self._failure: Exception | None = None  # of the keeper: a fault of ours
@@ -97,9 +98,12 @@ class Consumer:
         UnknownTopic, BadName."""
         state, clock = self._state, monotonic
         while (held := self._next(inf)) is not None:
+            self._in_hand = held
             for message in held.messages:
                 held.handed = message.offset + 1
                 yield message
+                if held is not self._in_hand:
+                    break  # somebody has polled meanwhile
                 held.handled = held.handed
                 if held.stopped or clock() >= state.sure_until:
                     break
@@ -186,6 +190,7 @@ class Consumer:
             self._start()
         with self._changed:
             self._state.holdings.finish()
+            self._in_hand = None
             self._changed.notify_all()
             while not self._stopped:
                 if self._failure is not None:

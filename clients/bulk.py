@@ -7,9 +7,10 @@ Never: sockets, threads, trio.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from clients.errors import BrokerUnavailable, PublishFailed, PublishUncertain, QBError, RequestTimedOut
-from clients.receipts import Offsets, StoredRun
+from clients.receipts import Offsets, Scattered, ScatteredOffsets, StoredRun
 from clients.window import Batch
 
 
@@ -18,8 +19,9 @@ class Tally:
 
     def __init__(self) -> None:
         self.sent = 0
-        self.pending: deque[tuple[int, Batch]] = deque()  # the index of its first body, and the batch
+        self.pending: deque[tuple[Sequence[int], Batch]] = deque()  # the indexes of its bodies, and the batch
         self._runs: list[StoredRun] = []
+        self._scattered: list[Scattered] = []  # used instead if the bodies of a batch do not follow each other
         self._failure: tuple[int, Exception] | None = None
 
     @property
@@ -27,9 +29,9 @@ class Tally:
         """Has the sending of more been waited for in vain already?"""
         return self._failure is not None and isinstance(self._failure[1], BrokerUnavailable | RequestTimedOut)
 
-    def add(self, batch: Batch) -> None:
-        """Note that a batch was sent."""
-        self.pending.append((self.sent, batch))
+    def add(self, batch: Batch, indexes: Sequence[int] | None = None) -> None:
+        """Note that a batch was sent, with the bodies of these indexes or the next ones."""
+        self.pending.append((range(self.sent, self.sent + batch.count) if indexes is None else indexes, batch))
         self.sent += batch.count
 
     def fail(self, index: int, error: Exception) -> None:
@@ -48,22 +50,32 @@ class Tally:
         if self._failure is not None:
             raise self._failure[1]
 
-    def _take(self, index: int, batch: Batch) -> None:
-        self._runs += batch.stored_runs(index)
+    def _take(self, indexes: Sequence[int], batch: Batch) -> None:
+        if isinstance(indexes, range) and indexes.step == 1:
+            self._runs += batch.stored_runs(indexes.start)
+        else:
+            for start, size, partition, offset in batch.stored_runs(0):
+                self._scattered.append(Scattered(indexes[start : start + size], partition, offset))
         if refused := batch.failure():
-            self.fail(index + refused.number - batch.first, refused.error)
+            self.fail(indexes[refused.number - batch.first], refused.error)
+
+    def _stored(self) -> Offsets:
+        if not self._scattered:
+            return Offsets(self._runs)
+        runs = [Scattered(range(run.start, run.start + run.size), *run[2:]) for run in self._runs]
+        return ScatteredOffsets(runs + self._scattered)
 
     def offsets(self) -> Offsets:
         """Return all offsets; what is still pending now counts as uncertain.
 
         Raises PublishFailed or PublishUncertain, or unchanged the error of whoever gave the bodies.
         """
-        for index, batch in self.pending:
-            self._take(index, batch)
+        for indexes, batch in self.pending:
+            self._take(indexes, batch)
             if batch.left:
                 text = "the broker did not answer in time: it may or may not be stored"
-                self.fail(index + batch.first_unanswered, PublishUncertain(text))
-        stored = Offsets(self._runs)
+                self.fail(indexes[batch.first_unanswered], PublishUncertain(text))
+        stored = self._stored()
         if self._failure is None:
             return stored
         index, error = self._failure

@@ -127,8 +127,7 @@ class ConsumerState:
         return Ask(method, {"group": self.options.group_id, "member": self._member, **arguments})
 
     def _join(self) -> Ask | None:
-        self.over = self._leaving
-        if self._leaving or self.error is not None:
+        if self.over or self.error is not None:
             return None
         _, topics, *_, session_timeout, rebalance_timeout = self.options
         timeouts = {"session_timeout": session_timeout, "rebalance_timeout": rebalance_timeout}
@@ -192,7 +191,7 @@ class ConsumerState:
             case "commit_offsets":
                 self._committed(_offsets_in(ask))
             case "leave_group":
-                self._over()
+                self._start_over(_gone())
 
     def _stand(self, standing: Mapping[str, Any], sent: float) -> None:
         self._generation, self._synced = standing["generation"], standing["synced"]
@@ -227,7 +226,7 @@ class ConsumerState:
     def refused(self, ask: Ask, error: RequestRefused, now: float) -> None:
         """The broker said no."""
         if ask.method == "leave_group":
-            self._over()
+            self._start_over(error)
         elif ask.method == "commit_offsets":
             self._commit_refused(_offsets_in(ask), error, now)
         elif ask.method == "join_group" and error.code in _HOPELESS:
@@ -257,24 +256,21 @@ class ConsumerState:
         """Nobody knows whether the broker has heard it; saying it again does no harm."""
         self._retry_at = now + PAUSE
         if ask.method == "leave_group":
-            self._over()
+            self._start_over(_gone())
 
     def connection_lost(self) -> None:
         """Hand out nothing more before a heartbeat is answered."""
         self.sure_until = self._heartbeat_at = -inf
 
     def _start_over(self, error: QBError) -> None:
-        """We are no member any more: drop everything and join under a new id."""
+        """We are no member any more: drop everything and join under a new id, unless it was time to go."""
+        self.over = self._leaving
         self.holdings.clear()
         self._member, self._joined, self.sure_until = self._new_id(), False, -inf
         self._singly.clear()
         for wish in self._wishes:
             wish.error = error
         self._wishes.clear()
-
-    def _over(self) -> None:
-        self._start_over(_gone())
-        self.over = True
 
     def _disappoint(self, offsets: Mapping[Partition, int], error: QBError) -> None:
         for wish in self._wishes:
@@ -322,6 +318,7 @@ class ConsumerState:
     def leave(self) -> None:
         """Commit what is handled (not what is in hand) and leave; `over` tells when that is done."""
         self._leaving = True
+        self.over = not self._joined
         self.holdings.stop_all()
 
 

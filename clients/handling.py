@@ -1,7 +1,7 @@
 """clients.handling: all subscriptions that a blocking client has joined.
 
-May import: clients.conversation, clients.crew, clients.link, clients.membership, clients.subscriber, core.frames,
-the standard library.
+May import: clients.conversation, clients.crew, clients.link, clients.membership, clients.subscriber,
+clients.ticker, core.frames, the standard library.
 Never: trio.
 """
 
@@ -16,6 +16,7 @@ from clients.crew import Crew
 from clients.link import Link
 from clients.membership import Plan, joined_already, not_joined
 from clients.subscriber import Subscriber, handler_is_running_for
+from clients.ticker import Ticker
 from core.frames import Frame, MessageType
 
 
@@ -30,9 +31,7 @@ class Handling:
         self._lock = threading.Lock()
         self._subscribers: dict[str, Subscriber] = {}
         self._crew = Crew(1, "qb handlers")
-        self._idle = threading.Event()  # set when the ticker is to end
-        self._alarm = threading.Event()
-        self._dozing = False  # does the ticker sleep until the alarm rings?
+        self._ticker: Ticker | None = None  # while there are subscribers
 
     # What callers do
 
@@ -85,23 +84,25 @@ class Handling:
             subscriber = Subscriber(plan, self._link, self._conversation, crew, self._patience)
             subscriber.on_end = lambda: self._ended(subscriber, crew, on_end)
             self._subscribers[plan.subscription_id] = subscriber
-            if len(self._subscribers) == 1:
-                self._idle = threading.Event()
-                threading.Thread(target=self._tick, args=(self._idle,), name="qb ticker", daemon=True).start()
+            self._ticker = self._ticker or Ticker(self._tick)
             return subscriber
 
     def _ended(self, subscriber: Subscriber, crew: Crew, on_end: Callable[[], None]) -> None:
         with self._lock:
             del self._subscribers[subscriber.subscription_id]
-            if not self._subscribers:
-                self._idle.set()
-                self._alarm.set()
             if crew is not self._crew:
                 crew.dismiss()
-            elif not self._subscribers:
-                crew.dismiss()
-                self._crew = Crew(1, "qb handlers")
+            if not self._subscribers:
+                self._rest()
         on_end()
+
+    def _rest(self) -> None:
+        """End the threads that all subscribers share."""
+        self._crew.dismiss()
+        self._crew = Crew(1, "qb handlers")
+        if self._ticker is not None:
+            self._ticker.stop()
+            self._ticker = None
 
     # What the link's thread does
 
@@ -119,8 +120,8 @@ class Handling:
                 addressee.delivered(frame)
             elif frame.type == MessageType.UNSUBSCRIBE:
                 addressee.removed(frame.properties.get("reason", "no reason given"))
-        if self._dozing:
-            self._alarm.set()
+        if (ticker := self._ticker) is not None:
+            ticker.wake()
 
     def lost(self) -> None:
         """Tell everybody that the connection is gone."""
@@ -133,11 +134,6 @@ class Handling:
 
     # What the ticker does
 
-    def _tick(self, over: threading.Event) -> None:
-        while not over.is_set():
-            self._dozing = True  # before the look: what comes meanwhile rings the alarm
-            now = monotonic()
-            pauses = [pause for subscriber in self._each() if (pause := subscriber.tick(now)) is not None]
-            self._dozing = not pauses
-            self._alarm.wait(min(pauses, default=None))
-            self._alarm.clear()
+    def _tick(self, now: float) -> float | None:
+        pauses = [subscriber.tick(now) for subscriber in self._each()]
+        return min((pause for pause in pauses if pause is not None), default=None)

@@ -65,7 +65,8 @@ class Inbox:
         self._most = 1 if one_by_one else self.enough
         self._lanes = Lanes(manner.manual or manner.concurrency > 1) if terms.keyed else None
         self._deliveries: deque[Delivery] = deque()
-        self._in_hand: dict[tuple[int, int], Portion] = {}
+        self._in_hand: dict[tuple[int, int], Portion] = {}  # by its first message; by each, if settled by hand
+        self._named = 0  # how many of these are named
         self._extend_at: float | None = None
         self._clear()
 
@@ -91,11 +92,9 @@ class Inbox:
         if not messages:
             return None
         portion = Portion(self, messages)
+        for message in messages if self._manner.manual else messages[:1]:
+            self._in_hand[_place(message)] = portion
         self._name(portion)
-        if self._manner.manual:
-            self._in_hand.update(dict.fromkeys([_place(message) for message in messages], portion))
-        else:
-            self._in_hand[_place(messages[0])] = portion
         return portion
 
     def _next(self) -> list[Message]:
@@ -197,8 +196,7 @@ class Inbox:
 
     def _pick(self, message: Message) -> None:
         """Take one message out of hand that was settled by hand."""
-        portion = self._in_hand.pop(_place(message))
-        self.urgent = self.urgent or portion.named
+        self._let_go(self._in_hand.pop(_place(message)))
         if self._lanes:
             self._lanes.released([message])
 
@@ -206,9 +204,15 @@ class Inbox:
         first = _place(portion.messages[0])
         if self._in_hand.get(first) is portion:
             del self._in_hand[first]
-        self.urgent = self.urgent or portion.named
+        self._let_go(portion)
         if self._lanes:
             self._lanes.released(portion.messages)
+
+    def _let_go(self, portion: Portion) -> None:
+        """What was named must be settled before the next handler starts."""
+        if portion.named:
+            self.urgent = True
+            self._named -= 1
 
     def _drop_followers(self, portion: Portion, failed: Message) -> None:
         lanes, done = self._lanes, portion.done
@@ -216,6 +220,11 @@ class Inbox:
             rest = portion.messages[done:]
             portion.messages[done:] = kept = [each for each in rest if not lanes.is_follower(each, failed)]
             self.held -= len(rest) - len(kept)
+
+    @property
+    def freed(self) -> int:
+        """How many messages can be taken that could not be before, because their key was in hand."""
+        return len(self._lanes.freed) if self._lanes else 0
 
     # What to tell the broker
 

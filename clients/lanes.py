@@ -95,9 +95,8 @@ class Lanes:
                 bar.number = number if bar.number is None else bar.number
 
     def _is_barred(self, message: Message) -> bool:
-        if not self._bars:
-            return False
-        bars = self._bars.get((message.partition, message.key or ""), ())
+        key = message.key if self._bars else None
+        bars = self._bars.get((message.partition, key), ()) if key is not None else ()
         return any(bar.stops(message) for bar in bars)
 
     def _lift_bars(self, settled: int) -> None:

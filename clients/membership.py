@@ -7,24 +7,18 @@ Never: sockets, threads, trio, time.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from clients.conversation import Conversation, answer_of
 from clients.errors import BadRequest, NotJoined, QBError, SubscriptionRemoved, UnknownSubscription
-from clients.inbox import Inbox, Manner, Portion, Terms
+from clients.inbox import Inbox, Manner, Terms
 from clients.message import Delivery, Message, Settler
 from clients.recovery import Backoff
 from core.errors import Code, PeerMisbehaved
 from core.frames import Frame, MessageType
 
 TICK = 0.02  # seconds between two looks at what is done, while anything is held
-
-Handler = Callable[[Message], Any]
-BatchHandler = Callable[[list[Message]], Any]
-AsyncHandler = Callable[[Message], Awaitable[Any]]
-AsyncBatchHandler = Callable[[list[Message]], Awaitable[Any]]
 
 
 class Plan(NamedTuple):
@@ -200,42 +194,3 @@ def joined_already(subscription_id: str) -> QBError:
 def not_joined(subscription_id: str) -> QBError:
     """For leaving what was not joined."""
     return NotJoined(Code.NOT_JOINED, f"this client has not joined subscription {subscription_id!r}")
-
-
-def handle(portion: Portion, handler: Callable[[Any], Any], batches: bool) -> BaseException | None:
-    """Call the handler for what is left of a portion, until it raises or the stay ends; returns what it raised."""
-    try:
-        if batches:
-            _check_result(handler(portion.messages))
-            portion.done = len(portion.messages)
-        else:
-            _handle_each(portion, handler)
-    except BaseException as error:  # not only Exception: a worker that dies in silence would be worse
-        return error
-    return None
-
-
-def _handle_each(portion: Portion, handler: Callable[[Any], Any]) -> None:
-    inbox, done = portion.inbox, portion.done
-    for message in portion.messages[done:]:
-        if inbox.stopped or inbox.closed:
-            return
-        if (result := handler(message)) is not None:
-            _check_result(result)
-        portion.done = done = done + 1
-
-
-def _check_result(result: object) -> None:
-    if inspect.isawaitable(result):
-        if inspect.iscoroutine(result):
-            result.close()
-        raise TypeError("the handler returned something to await: declare it with async def, and use AsyncBrokerClient")
-
-
-def reason_of(error: BaseException) -> str:
-    """Return an exception in one line, as the reason of a nack."""
-    try:
-        text = str(error)
-    except Exception:
-        text = "its text cannot be shown"
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -30,9 +30,12 @@ class Message:
 
     __slots__ = ("_at", "_source", "body", "offset", "timestamp")
 
-    def __init__(self, source: Source, at: int, offset: int, timestamp: int, body: bytes) -> None:
-        self._source, self._at = source, at
-        self.offset, self.timestamp, self.body = offset, timestamp, body
+    # Source.read() fills these in itself: calling __init__ would take a fifth of the time that reading takes.
+    _source: Source
+    _at: int  # where its frame begins in the source
+    offset: int
+    timestamp: int
+    body: bytes
 
     def text(self) -> str:
         """Return the body as UTF-8 text. Raises UnicodeDecodeError."""
@@ -155,21 +158,21 @@ class Source:
 
     def read(self, most: int) -> list[Message]:
         """Return the next messages, at most so many. Raises PeerMisbehaved for bytes that are no stored frames."""
-        data, at, end, unpack, kind = self._data, self._at, len(self._data), HEAD.unpack_from, int(MessageType.DATA)
+        data, at, unpack, new, kind = self._data, self._at, HEAD.unpack_from, Message.__new__, int(MessageType.DATA)
+        last = len(data) - OVERHEAD  # no frame begins behind this
         found: list[Message] = []
-        add = found.append
-        while at < end and most:
-            if end - at < OVERHEAD:
-                raise PeerMisbehaved("stored frames end within one")
+        while at <= last and len(found) < most:
             total, type, offset, timestamp, properties_length = unpack(data, at)
-            if type == kind:
-                add(Message(self, at, offset, timestamp, data[at + OVERHEAD + properties_length : at + total]))
-                most -= 1
             if total < OVERHEAD:
-                raise PeerMisbehaved(f"among stored frames is one of {total} bytes")
+                break
+            if type == kind:
+                message = new(Message)
+                message._source, message._at, message.offset, message.timestamp = self, at, offset, timestamp
+                message.body = data[at + OVERHEAD + properties_length : at + total]
+                found.append(message)
             at += total
-        if at > end:
-            raise PeerMisbehaved("stored frames end within one")
+        if at > len(data) or (len(found) < most and at < len(data)):
+            raise PeerMisbehaved(f"what lies at {at} of {len(data)} bytes is no stored frame")
         self._at = at
         return found
 

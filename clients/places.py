@@ -6,10 +6,10 @@ Never: sockets, threads, trio.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
-from uuid import uuid4
 
 Place = int | str | datetime  # an offset, "earliest", "latest", or a time
 
@@ -26,4 +26,4 @@ def options_of(options: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def own_name(topic: str) -> str:
     """Return a name for a subscription that nobody else will use."""
-    return f"{topic[:160]}.{uuid4().hex}"
+    return f"{topic[:160]}.{os.urandom(8).hex()}"

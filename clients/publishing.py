@@ -41,6 +41,12 @@ class Form:
         self._pack = _packer(len(self._properties))
         self.overhead = OVERHEAD + len(self._properties)
 
+    def head(self, number: int, size: int) -> bytes:
+        """Return a PUBLISH frame up to its body of `size` bytes."""
+        length = len(self._properties)
+        total = self.overhead + size
+        return self._pack(total, int(MessageType.PUBLISH), number, self._timestamp_ms, length, self._properties, size)
+
     def frames(self, first_number: int, bodies: Sequence[bytes]) -> bytes:
         """Return one PUBLISH frame for each body, numbered from `first_number` on."""
         pack, type, overhead, timestamp = self._pack, int(MessageType.PUBLISH), self.overhead, self._timestamp_ms
@@ -51,6 +57,23 @@ class Form:
             size = len(body)
             add(pack(overhead + size, type, number, timestamp, length, properties, size))
             add(body)
+        return b"".join(parts)
+
+
+class MixedForm(Form):
+    """A row of publishes that each have a form of their own."""
+
+    __slots__ = ("_forms",)
+
+    def __init__(self, forms: Sequence[Form]) -> None:
+        self._forms = forms
+
+    def frames(self, first_number: int, bodies: Sequence[bytes]) -> bytes:
+        """Return one PUBLISH frame for each body, numbered from `first_number` on."""
+        parts: list[bytes] = []
+        for number, (form, body) in enumerate(zip(self._forms, bodies, strict=True), first_number):
+            parts.append(form.head(number, len(body)))
+            parts.append(body)
         return b"".join(parts)
 
 
@@ -131,11 +154,11 @@ def check_size(body: bytes, limit: int) -> None:
 class Portioner:
     """Gathers bodies, one after another, into portions worth a system call."""
 
-    __slots__ = ("_bodies", "_limit", "_overhead", "_size")
+    __slots__ = ("_bodies", "_enough", "_limit", "_overhead", "_size")
 
-    def __init__(self, overhead: int, limit: int) -> None:
+    def __init__(self, overhead: int, limit: int, enough: int = PORTION) -> None:
         """`overhead` is what a frame adds to its body; `limit` is the longest body that the broker takes."""
-        self._overhead, self._limit = overhead, limit
+        self._overhead, self._limit, self._enough = overhead, limit, enough
         self._bodies: list[bytes] = []
         self._size = 0
 
@@ -148,7 +171,7 @@ class Portioner:
             check_size(body, self._limit)
         self._bodies.append(body)
         self._size += self._overhead + length
-        return self._size >= PORTION
+        return self._size >= self._enough
 
     def take(self) -> list[bytes]:
         """Return what was gathered and start anew."""
@@ -156,9 +179,9 @@ class Portioner:
         return bodies
 
 
-def portions(bodies: Iterable[Body], overhead: int, limit: int) -> Iterator[list[bytes]]:
+def portions(bodies: Iterable[Body], overhead: int, limit: int, enough: int = PORTION) -> Iterator[list[bytes]]:
     """Yield the bodies in portions. Whatever goes wrong is raised after all bodies before it have been yielded."""
-    portioner = Portioner(overhead, limit)
+    portioner = Portioner(overhead, limit, enough)
     failure: Exception | None = None
     try:
         for body in bodies:

@@ -6,6 +6,7 @@ Never: sockets, threads, trio.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -40,7 +41,7 @@ class StoredRun(NamedTuple):
 class Offsets(Sequence[int]):
     """The offsets of published bodies, in the order of the bodies; as small as the runs that they form.
 
-    Equal to any sequence of the same numbers. `runs` tells partitions too.
+    Equal to any sequence of the same numbers. `runs` and `partitions` tell in which partition each is.
     """
 
     __slots__ = ("_starts", "runs")
@@ -51,6 +52,11 @@ class Offsets(Sequence[int]):
         self._starts = [0]
         for run in self.runs:
             self._starts.append(self._starts[-1] + run.size)
+
+    @property
+    def partitions(self) -> Sequence[int]:
+        """The partition of each body."""
+        return [run.partition for run in self.runs for _ in range(run.size)]
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -80,6 +86,65 @@ class Offsets(Sequence[int]):
     def __repr__(self) -> str:
         shown = ", ".join(f"{run.partition}: {run.offset}–{run.offset + run.size - 1}" for run in self.runs[:4])
         return f"<{len(self)} offsets in {len(self.runs)} runs: {shown}{' …' if len(self.runs) > 4 else ''}>"
+
+
+class Scattered(NamedTuple):
+    """Bodies of one publish_many, at `offset` and following in one partition; `indexes` says which bodies."""
+
+    indexes: Sequence[int]
+    partition: int
+    offset: int
+
+
+class ScatteredOffsets(Offsets):
+    """The offsets of bodies that went to several partitions in turn: twelve bytes a body."""
+
+    __slots__ = ("_indexes", "_offsets", "_partitions")
+
+    def __init__(self, pieces: Sequence[Scattered]) -> None:
+        size = max((piece.indexes[-1] + 1 for piece in pieces), default=0)
+        offsets, partitions = array("q", [-1]) * size, array("i", [0]) * size
+        for indexes, partition, offset in pieces:
+            found = array("q", range(offset, offset + len(indexes)))
+            if isinstance(indexes, range):
+                where = slice(indexes.start, indexes[-1] + 1, indexes.step)
+                offsets[where], partitions[where] = found, array("i", [partition]) * len(indexes)
+                continue
+            for index, each in zip(indexes, found, strict=True):
+                offsets[index], partitions[index] = each, partition
+        self._indexes: Sequence[int] = range(size)
+        if -1 in offsets:  # not all are stored
+            self._indexes = [index for index, offset in enumerate(offsets) if offset >= 0]
+            offsets = array("q", [offsets[index] for index in self._indexes])
+            partitions = array("i", [partitions[index] for index in self._indexes])
+        self._offsets, self._partitions = offsets, partitions
+
+    @property
+    def runs(self) -> tuple[StoredRun, ...]:  # type: ignore[override]
+        """The runs that neighbours form; mostly of one body each."""
+        each = zip(self._indexes, self._partitions, self._offsets, strict=True)
+        return tuple(_joined([StoredRun(index, 1, partition, offset) for index, partition, offset in each]))
+
+    @property
+    def partitions(self) -> Sequence[int]:
+        """The partition of each body."""
+        return self._partitions
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._offsets)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        return list(self._offsets[index]) if isinstance(index, slice) else self._offsets[index]
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} offsets in {len(set(self._partitions))} partitions>"
 
 
 def _joined(runs: Sequence[StoredRun]) -> list[StoredRun]:

@@ -1,7 +1,7 @@
 """clients.subscriber: one subscription that a blocking client has joined.
 
-May import: clients.conversation, clients.crew, clients.errors, clients.inbox, clients.link, clients.membership,
-clients.message, core.errors, core.frames, the standard library.
+May import: clients.calls, clients.conversation, clients.crew, clients.errors, clients.inbox, clients.link,
+clients.membership, clients.message, core.frames, the standard library.
 Never: trio.
 
 The link's thread files what arrives, threads of a crew call the handler, the client's ticker looks what is due.
@@ -16,14 +16,14 @@ from collections.abc import Callable
 from time import monotonic
 from types import TracebackType
 
+from clients.calls import handle, reason_of
 from clients.conversation import Conversation
 from clients.crew import Crew
 from clients.errors import QBError, RequestTimedOut
 from clients.inbox import Inbox, Portion
 from clients.link import Link
-from clients.membership import Membership, Plan, handle, reason_of
+from clients.membership import Membership, Plan
 from clients.message import Message
-from core.errors import PeerMisbehaved
 from core.frames import Frame
 
 log = logging.getLogger("qb.client")
@@ -108,9 +108,11 @@ class Subscriber:
             if inbox is None:
                 return
             change(inbox)
-            speak = inbox.urgent or inbox.full or not self._busy
+            speak, hands = inbox.urgent or inbox.full or not self._busy, inbox.freed
         if speak:
             self.send()
+        if hands:
+            self._crew.call(self, hands)
 
     # What the crew does
 
@@ -135,20 +137,12 @@ class Subscriber:
             inbox = self._membership.inbox
             if inbox is None:
                 return None
-            portion = self._read(inbox)
+            portion = inbox.take()
             self._busy += portion is not None
             speak = inbox.urgent or (portion is None and inbox.has_words)
         if speak:
             self.send()
         return portion
-
-    def _read(self, inbox: Inbox) -> Portion | None:
-        try:
-            return inbox.take()
-        except PeerMisbehaved as error:
-            self._membership.end(error)
-            self.leave_soon()
-            return None
 
     def _handle(self, portion: Portion) -> None:
         inbox, more = portion.inbox, True
@@ -167,9 +161,13 @@ class Subscriber:
     def _note(self, error: BaseException) -> None:
         log.warning("a handler of subscription %s failed: %s", self.subscription_id, reason_of(error), exc_info=error)
         if not isinstance(error, Exception):  # such as SystemExit: whoever waits for us shall get it
-            with self._changed:
-                self._membership.end(error)
-            self.leave_soon()
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """End, because of this."""
+        with self._changed:
+            self._membership.end(error)
+        self.leave_soon()
 
     def speak(self) -> None:
         """Send words that cannot wait."""
@@ -243,7 +241,7 @@ class Subscriber:
         membership = self._membership
         with self._changed:
             self._changed.wait_for(lambda: membership.joined or membership.over, max(deadline - monotonic(), 0))
-            if membership.error is not None:
+            if membership.error is not None and not membership.joined:
                 raise membership.error
             if not membership.joined:
                 raise RequestTimedOut(f"subscription {self.subscription_id!r} could not be joined in time")

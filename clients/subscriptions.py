@@ -1,6 +1,6 @@
 """clients.subscriptions: all that BrokerClient can do with subscriptions.
 
-May import: clients.handling, clients.link, clients.membership, clients.places, clients.subscriber,
+May import: clients.calls, clients.handling, clients.link, clients.membership, clients.places, clients.subscriber,
 the standard library.
 Never: trio.
 """
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from clients.calls import BatchHandler, Handler
 from clients.handling import Handling
 from clients.link import Link
-from clients.membership import BatchHandler, Handler, plan
+from clients.membership import plan
 from clients.places import Place, options_of, own_name, place_of
 from clients.subscriber import Subscriber
 

@@ -1,7 +1,8 @@
 """clients.trio_client: AsyncBrokerClient, for trio.
 
-May import: clients.bulk, clients.conversation, clients.publishing, clients.receipts, clients.trio_handling,
-clients.trio_link, clients.trio_pulling, clients.trio_subscriptions, core.frames, trio, the standard library.
+May import: clients.bulk, clients.conversation, clients.errors, clients.publishing, clients.receipts,
+clients.scattering, clients.trio_handling, clients.trio_link, clients.trio_pulling, clients.trio_subscriptions,
+core.frames, trio, the standard library.
 Never: threads.
 """
 
@@ -16,8 +17,10 @@ import trio
 
 from clients.bulk import Tally
 from clients.conversation import Conversation, answer_of
-from clients.publishing import Body, Form, Portioner, as_bytes, check_size, portions
+from clients.errors import QBError
+from clients.publishing import PORTION, Body, Form, Portioner, as_bytes, check_size, portions
 from clients.receipts import Offsets, Receipt
+from clients.scattering import Routes, Scatter, check_keys
 from clients.trio_handling import TrioHandling
 from clients.trio_link import TrioLink
 from clients.trio_pulling import AsyncPulling
@@ -44,6 +47,7 @@ class AsyncBrokerClient(AsyncSubscriptions, AsyncPulling):
         self.host, self.port, self.client_id = host, port, client_id
         self._request_timeout = request_timeout
         self._conversation = Conversation(client_id, idempotent=idempotent)
+        self._routes = Routes()
         self._link = TrioLink(host, port, self._conversation, heartbeat_interval=heartbeat_interval)
         self._handling = self._link.listener = TrioHandling(self._link, self._conversation, request_timeout)
 
@@ -176,6 +180,7 @@ class AsyncBrokerClient(AsyncSubscriptions, AsyncPulling):
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
         *,
+        keys: Iterable[str | None] | None = None,
         timestamp_ms: int = 0,
     ) -> Offsets:
         """Store the bodies in order, many in flight at once, and return their offsets: a compact sequence of ints.
@@ -184,15 +189,52 @@ class AsyncBrokerClient(AsyncSubscriptions, AsyncPulling):
         cancelled, what is on its way may or may not be stored.
         """
         form = Form(topic, partition, key, properties, timestamp_ms)
+        check_keys(partition, key, keys)
         await self._link.open(self._deadline(), patient=True)  # to know the broker's size limit
         tally, answered = Tally(), trio.Semaphore(0)
+        count = await self._partitions_of(topic) if partition is None and key is None else 1
         try:
-            await self._send_many(form, bodies, tally, answered)
+            if count > 1 or keys is not None:
+                scatter = Scatter(topic, count, self._routes, properties, timestamp_ms)
+                await self._scatter(scatter, bodies, keys, tally, answered)
+            else:
+                await self._send_many(form, bodies, tally, answered)
             await self._settle(tally, answered)
         finally:
             for _, batch in tally.pending:
                 self._link.abandon(batch)
-        return tally.offsets()
+        return self._routes.checked(topic, tally)
+
+    async def _partitions_of(self, topic: str) -> int:
+        """Return how many partitions a topic has; 1 if that cannot be found out: then the broker does the routing."""
+        count = self._routes.partitions(topic, trio.current_time())
+        if count is None:
+            try:
+                count = (await self.describe_topic(topic)).get("partitions", 1)
+            except QBError:
+                return 1
+            self._routes.learn(topic, count, trio.current_time())
+        return count
+
+    async def _scatter(
+        self,
+        scatter: Scatter,
+        bodies: Iterable[Body] | AsyncIterable[Body],
+        keys: Iterable[str | None] | None,
+        tally: Tally,
+        answered: trio.Semaphore,
+    ) -> None:
+        """Send to several partitions until the bodies end or something fails, which is noted in the tally."""
+        try:
+            bodies = bodies if keys is None else scatter.with_keys(bodies, keys)
+            limit = self._conversation.max_message_size
+            async with aclosing(_portions(bodies, scatter.overhead, limit, scatter.block_bytes)) as blocks:
+                async for block in blocks:
+                    for indexes, form, some in scatter.pieces(block):
+                        batch = await self._link.publish(form, some, answered, self._deadline(), tally.check)
+                        tally.add(batch, indexes)
+        except Exception as error:
+            tally.fail(scatter.next_index, error)
 
     async def _send_many(
         self, form: Form, bodies: Iterable[Body] | AsyncIterable[Body], tally: Tally, answered: trio.Semaphore
@@ -227,14 +269,14 @@ class AsyncBrokerClient(AsyncSubscriptions, AsyncPulling):
 
 
 async def _portions(
-    bodies: Iterable[Body] | AsyncIterable[Body], overhead: int, limit: int
+    bodies: Iterable[Body] | AsyncIterable[Body], overhead: int, limit: int, enough: int = PORTION
 ) -> AsyncGenerator[list[bytes], None]:
     """As clients.publishing.portions, for asynchronous iterables too."""
     if not isinstance(bodies, AsyncIterable):
-        for portion in portions(bodies, overhead, limit):
+        for portion in portions(bodies, overhead, limit, enough):
             yield portion
         return
-    portioner = Portioner(overhead, limit)
+    portioner = Portioner(overhead, limit, enough)
     failure: Exception | None = None
     try:
         async for body in bodies:

@@ -11,7 +11,7 @@ nursery; nothing that happens to it escapes.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from itertools import islice
 from math import inf
 from types import TracebackType
@@ -67,6 +67,7 @@ class AsyncConsumer:
         )
         self._options, self._request_timeout = options, request_timeout
         self._state = ConsumerState(options)
+        self._in_hand: Held | None = None  # what is being iterated
         self._changed = trio.lowlevel.ParkingLot()
         self._started = self._stopped = self._closed = False
         self._failure: Exception | None = None  # of the keeper: a fault of ours
@@ -86,17 +87,24 @@ class AsyncConsumer:
     ) -> None:
         await self.close()
 
-    async def __aiter__(self) -> AsyncIterator[Message]:
-        """Yield messages, waiting for them, until stop(). Raises BrokerUnavailable if there is no broker at first,
-        UnknownTopic, BadName."""
-        state, clock = self._state, trio.current_time
-        while (held := await self._next(inf)) is not None:
-            for message in held.messages:
-                held.handed = message.offset + 1
-                yield message
+    def __aiter__(self) -> AsyncConsumer:
+        return self
+
+    async def __anext__(self) -> Message:
+        """Return the next message, waiting for it, until stop().
+
+        Raises BrokerUnavailable if there is no broker at first, UnknownTopic, BadName.
+        """
+        while True:
+            if (held := self._in_hand) is not None:
                 held.handled = held.handed
-                if held.stopped or clock() >= state.sure_until:
-                    break
+                if not held.stopped and trio.current_time() < self._state.sure_until:
+                    for message in held.messages:
+                        held.handed = message.offset + 1
+                        return message
+            self._in_hand = await self._next(inf)
+            if self._in_hand is None:
+                raise StopAsyncIteration
 
     async def poll(self, timeout: float = 1.0) -> list[Message]:
         """Return up to `max_poll_records` messages, waiting for the first; those of the last poll are handled now."""
@@ -181,6 +189,7 @@ class AsyncConsumer:
             await self._start()
         await trio.lowlevel.checkpoint()  # or a handler that never waits would keep the keeper from its work
         self._state.holdings.finish()
+        self._in_hand = None
         self._changed.unpark_all()
         with trio.move_on_at(deadline):
             while not self._stopped:

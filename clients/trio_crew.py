@@ -21,11 +21,14 @@ class Work(Protocol):
     async def speak(self) -> None:
         """Say what must be said before anybody else's handlers start."""
 
+    def fail(self, error: Exception) -> None:
+        """One of these has raised, which they should not."""
+
 
 class TrioCrew:
     """At most so many tasks at a time, shared fairly by those who have work; none while there is none.
 
-    They are system tasks, as that of the link is, so that a client needs no nursery: nothing may escape from work().
+    They are system tasks, as that of the link is, so that a client needs no nursery.
     """
 
     def __init__(self, size: int) -> None:
@@ -49,8 +52,11 @@ class TrioCrew:
             self._running -= 1
 
     async def _serve(self, work: Work) -> None:
-        while await work.work():
-            if self._queue:
-                await work.speak()
-                self._queue.append(work)
-                return
+        try:
+            while await work.work():
+                if self._queue:
+                    await work.speak()
+                    self._queue.append(work)
+                    return
+        except Exception as error:  # it would end the whole program
+            work.fail(error)

@@ -17,7 +17,7 @@ from clients.conversation import Conversation
 from clients.membership import Plan, joined_already, not_joined
 from clients.trio_crew import TrioCrew
 from clients.trio_link import TrioLink
-from clients.trio_subscriber import AsyncSubscriber, Bell, handler_is_running_for
+from clients.trio_subscriber import AsyncSubscriber, Bell, handler_is_running_for, wait_until_left
 from core.frames import Frame, MessageType
 
 OnEnd = Callable[[], Awaitable[None]]
@@ -51,8 +51,7 @@ class TrioHandling:
             await subscriber.wait_until_joined(deadline)
         except BaseException:
             subscriber.leave_soon(timeout=0)
-            with trio.CancelScope(shield=True):  # bounded by the time-outs of leaving
-                await subscriber.wait_until_ended()
+            await wait_until_left([subscriber])
             raise
         return subscriber
 
@@ -68,8 +67,7 @@ class TrioHandling:
         subscribers = list(self._subscribers.values())
         for subscriber in subscribers:
             subscriber.leave_soon()
-        for subscriber in subscribers:
-            await subscriber.wait_until_ended()
+        await wait_until_left(subscribers)
 
     @property
     def runs_the_caller(self) -> bool:

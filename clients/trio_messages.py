@@ -1,6 +1,6 @@
 """clients.trio_messages: the messages of a subscription as an asynchronous iterator.
 
-May import: clients.inbox, clients.membership, clients.message, clients.trio_crew, clients.trio_subscriber, trio,
+May import: clients.calls, clients.inbox, clients.message, clients.trio_crew, clients.trio_subscriber, trio,
 the standard library.
 Never: sockets, threads.
 """
@@ -12,8 +12,8 @@ from types import TracebackType
 
 import trio
 
+from clients.calls import reason_of
 from clients.inbox import Portion
-from clients.membership import reason_of
 from clients.message import Message
 from clients.trio_crew import Work
 from clients.trio_subscriber import AsyncSubscriber
@@ -98,8 +98,7 @@ class Messages:
     async def aclose(self) -> None:
         """Leave the subscription; what is in hand is handed back."""
         if self._subscriber is not None:
-            with trio.CancelScope(shield=True):  # bounded by the time-outs of leaving
-                await self._subscriber.unsubscribe()
+            await self._subscriber.unsubscribe()
 
     def __del__(self) -> None:
         if self._subscriber is not None:

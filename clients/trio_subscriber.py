@@ -1,7 +1,7 @@
 """clients.trio_subscriber: one subscription that a trio client has joined.
 
-May import: clients.conversation, clients.errors, clients.inbox, clients.membership, clients.message,
-clients.trio_crew, clients.trio_link, core.errors, core.frames, trio, the standard library.
+May import: clients.calls, clients.conversation, clients.errors, clients.inbox, clients.membership, clients.message,
+clients.trio_calls, clients.trio_crew, clients.trio_link, core.frames, trio, the standard library.
 Never: sockets.
 
 The same shape as clients.subscriber, with tasks for threads.
@@ -9,26 +9,28 @@ The same shape as clients.subscriber, with tasks for threads.
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 import trio
 
+from clients.calls import reason_of
 from clients.conversation import Conversation
 from clients.errors import QBError, RequestTimedOut
 from clients.inbox import Inbox, Portion
-from clients.membership import Membership, Plan, handle, reason_of
+from clients.membership import Membership, Plan
 from clients.message import Message
+from clients.trio_calls import handle_in_task, handle_in_thread, is_asynchronous
 from clients.trio_crew import Work
 from clients.trio_link import TrioLink
-from core.errors import PeerMisbehaved
 from core.frames import Frame
 
 log = logging.getLogger("qb.client")
+
+FAREWELL = 1.0  # seconds that a cancelled task grants its subscribers for leaving in good order
 
 _here: ContextVar[AsyncSubscriber | None] = ContextVar("qb_subscriber", default=None)  # whose handler is running
 
@@ -58,7 +60,7 @@ class AsyncSubscriber:
         self.leaving = False
         self._plan, self._link, self._conversation, self._bell = plan, link, conversation, bell
         self._patience = patience
-        self._asynchronous = _is_asynchronous(plan.handler)
+        self._call = handle_in_task if is_asynchronous(plan.handler) else handle_in_thread
         self._running: set[trio.CancelScope] = set()  # one for each handler
         self._changed = trio.Event()
         self._ended = trio.Event()
@@ -81,12 +83,13 @@ class AsyncSubscriber:
     async def unsubscribe(self, timeout: float | None = None) -> None:
         """Leave: finish what is in hand, for up to `timeout` seconds (the client's by default), hand back the rest.
 
-        A handler that takes longer is cancelled. Returns when the broker knows. Called by a handler of this
-        subscription it returns at once, and the rest happens when that handler has returned.
+        A handler that takes longer is cancelled, as is one that is running when this call is cancelled. Returns when
+        the broker knows. Called by a handler of this subscription it returns at once, and the rest happens when that
+        handler has returned.
         """
         self.leave_soon(timeout)
         if handler_is_running_for() is not self:
-            await self._ended.wait()
+            await wait_until_left([self])
 
     async def __aenter__(self) -> AsyncSubscriber:
         return self
@@ -94,8 +97,7 @@ class AsyncSubscriber:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with trio.CancelScope(shield=True):  # bounded by the time-outs of leaving
-            await self.unsubscribe()
+        await self.unsubscribe()
 
     # What messages do
 
@@ -119,11 +121,15 @@ class AsyncSubscriber:
             self._token.run_sync_soon(self._settle, change)
 
     def _settle(self, change: Callable[[Inbox], None]) -> None:
-        if self.membership.inbox is not None:
-            change(self.membership.inbox)
-            if not self._sending_soon:
-                self._sending_soon = True
-                trio.lowlevel.spawn_system_task(self.send)
+        inbox = self.membership.inbox
+        if inbox is None:
+            return
+        change(inbox)
+        if not self._sending_soon:
+            self._sending_soon = True
+            trio.lowlevel.spawn_system_task(self.send)
+        if inbox.freed:
+            self._bell.call(self, inbox.freed)
 
     # What the crew does
 
@@ -149,24 +155,17 @@ class AsyncSubscriber:
         inbox = self.membership.inbox
         if inbox is None:
             return None
-        portion = self._read(inbox)
+        portion = inbox.take()
         if inbox.urgent or (portion is None and inbox.has_words):
-            await self.send()
+            with trio.CancelScope(shield=True):  # what was taken must reach its handler
+                await self.send()
         return portion
-
-    def _read(self, inbox: Inbox) -> Portion | None:
-        try:
-            return inbox.take()
-        except PeerMisbehaved as error:
-            self.membership.end(error)
-            self.leave_soon()
-            return None
 
     async def _handle(self, portion: Portion) -> None:
         inbox, more = portion.inbox, True
         while more:
             try:
-                error = await self._call(portion)
+                error = await self._call(portion, self._plan.handler, self._plan.manner.batches)
             except BaseException:  # cancelled: what is done is done
                 inbox.returned(portion)
                 raise
@@ -178,17 +177,15 @@ class AsyncSubscriber:
             if inbox.full:
                 await self.send()
 
-    async def _call(self, portion: Portion) -> BaseException | None:
-        handler, batches = self._plan.handler, self._plan.manner.batches
-        if self._asynchronous:
-            return await _handle_async(portion, handler, batches)
-        return await trio.to_thread.run_sync(handle, portion, handler, batches, abandon_on_cancel=True)
-
     def _note(self, error: BaseException) -> None:
         log.warning("a handler of subscription %s failed: %s", self.subscription_id, reason_of(error), exc_info=error)
         if not isinstance(error, Exception):  # such as SystemExit: whoever waits for us shall get it
-            self.membership.end(error)
-            self.leave_soon()
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """End, because of this."""
+        self.membership.end(error)
+        self.leave_soon()
 
     async def speak(self) -> None:
         """Send words that cannot wait."""
@@ -257,10 +254,15 @@ class AsyncSubscriber:
         """Raises why the broker does not let us in, or RequestTimedOut."""
         membership = self.membership
         await self._wait_for(lambda: membership.joined or membership.over, deadline - trio.current_time())
-        if membership.error is not None:
+        if membership.error is not None and not membership.joined:
             raise membership.error
         if not membership.joined:
             raise RequestTimedOut(f"subscription {self.subscription_id!r} could not be joined in time")
+
+    def cancel_handlers(self) -> None:
+        """What is in hand will be handed back."""
+        for scope in self._running:
+            scope.cancel()
 
     def leave_soon(self, timeout: float | None = None) -> None:
         """Begin to leave, in a task of its own."""
@@ -273,8 +275,7 @@ class AsyncSubscriber:
     async def _leave(self, patience: float) -> None:
         try:
             await self._wait_for(lambda: not self._running, patience)
-            for scope in self._running:
-                scope.cancel()
+            self.cancel_handlers()
             await self._link.post(self._compose_farewell)
             await self._wait_for(lambda: self.membership.out, self._patience)
             self.membership.lost()  # what is handled late is told to nobody
@@ -297,27 +298,14 @@ class AsyncSubscriber:
         self._changed = trio.Event()
 
 
-async def _handle_async(portion: Portion, handler: Callable[[Any], Any], batches: bool) -> BaseException | None:
-    """As clients.membership.handle, for asynchronous handlers. A cancellation goes through."""
-    inbox = portion.inbox
+async def wait_until_left(subscribers: Sequence[AsyncSubscriber]) -> None:
+    """Return when all these, which have begun to leave, have left. If cancelled, give them a moment to hurry."""
     try:
-        if batches:
-            await handler(portion.messages)
-            portion.done = len(portion.messages)
-            return None
-        for message in portion.messages[portion.done :]:
-            if inbox.stopped or inbox.closed:
-                break
-            await handler(message)
-            portion.done += 1
+        for subscriber in subscribers:
+            await subscriber.wait_until_ended()
     except trio.Cancelled:
+        with trio.move_on_after(FAREWELL, shield=True):
+            for subscriber in subscribers:
+                subscriber.cancel_handlers()
+                await subscriber.wait_until_ended()
         raise
-    except BaseException as error:
-        if isinstance(error, BaseExceptionGroup) and error.subgroup(trio.Cancelled):
-            raise
-        return error
-    return None
-
-
-def _is_asynchronous(handler: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)

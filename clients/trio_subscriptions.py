@@ -1,7 +1,7 @@
 """clients.trio_subscriptions: all that AsyncBrokerClient can do with subscriptions.
 
-May import: clients.membership, clients.message, clients.places, clients.trio_handling, clients.trio_link,
-clients.trio_messages, clients.trio_subscriber, the standard library.
+May import: clients.calls, clients.membership, clients.message, clients.places, clients.trio_calls,
+clients.trio_handling, clients.trio_link, clients.trio_messages, clients.trio_subscriber, the standard library.
 Never: sockets, threads.
 """
 
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from clients.membership import AsyncBatchHandler, AsyncHandler, BatchHandler, Handler, plan
+from clients.calls import BatchHandler, Handler
+from clients.membership import plan
 from clients.message import Message
 from clients.places import Place, options_of, own_name, place_of
+from clients.trio_calls import AsyncBatchHandler, AsyncHandler
 from clients.trio_handling import TrioHandling
 from clients.trio_link import TrioLink
 from clients.trio_messages import Arrival, Messages

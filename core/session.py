@@ -53,9 +53,10 @@ class Session:
         self._fetches = 0  # that may be waiting for messages
         self._fetching = trio.Lock()
         self._reading = trio.CancelScope()
+        self._goodbye = ""  # why we read nothing more
         self._scope = trio.CancelScope()
         self.name = name
-        self.heard_at = trio.current_time()
+        self._listening_since: float | None = None
 
     # Life
 
@@ -76,8 +77,7 @@ class Session:
         """Handle what the peer sends until it has gone, lost our trust, or we drain."""
         try:
             with self._reading:
-                while data := await self._transport.receive():
-                    self.heard_at = trio.current_time()
+                while data := await self._listen():
                     self._connection.receive(data)
                     await self._handle_events(answers)
         except Answered:
@@ -87,16 +87,23 @@ class Session:
         except Exception:
             self._transport.send(refusal(self._connection.peek_number(), self._own_fault()))
 
+    async def _listen(self) -> bytes:
+        """Return what the peer says next. Only while we listen can it be called silent."""
+        self._listening_since = trio.current_time()
+        data = await self._transport.receive()
+        self._listening_since = None
+        return data
+
     async def _finish(self) -> None:
         """Wait until everything received is answered and the answers are sent, then say goodbye if we drain."""
         await self._publishing.wait_until_settled()
         if self._reading.cancel_called:
-            reason = {"reason": "the broker is shutting down"}
-            self._transport.send(encode_frame(MessageType.GOODBYE, 0, now_ms(), reason))
+            self._transport.send(encode_frame(MessageType.GOODBYE, 0, now_ms(), {"reason": self._goodbye}))
         await self._transport.wait_for_room(0)
 
-    def drain(self) -> None:
+    def drain(self, reason: str = "the broker is shutting down") -> None:
         """Read nothing more, answer what was received, say goodbye."""
+        self._goodbye = reason
         self._reading.cancel()
 
     def drop(self, why: str) -> None:
@@ -108,11 +115,12 @@ class Session:
     def check_life(self, interval: float) -> None:
         """Called now and then: probe a silent peer, drop one that stays silent or does not read."""
         now = trio.current_time()
-        if now - self.heard_at > 2 * interval:
+        silent = now - self._listening_since if self._listening_since is not None else 0.0
+        if silent > 2 * interval:
             self.drop(f"silent for {2 * interval:g} s")
         elif self._transport.queued and now - self._transport.progress_at > 2 * interval:
             self.drop(f"has not read what it was sent for {2 * interval:g} s")
-        elif now - self.heard_at > interval:
+        elif silent > interval:
             self._transport.send(encode_frame(MessageType.HEARTBEAT, PROBE, now_ms()))
 
     # Events
@@ -136,8 +144,8 @@ class Session:
         """Answer a FETCH in a task of its own: it may wait, and the requests behind it shall not."""
         try:
             await self._answer(frame)
-        except Answered:
-            self.drain()
+        except Answered as last:
+            self.drain(str(last))
         finally:
             self._fetches -= 1
 
@@ -169,7 +177,7 @@ class Session:
         if not self._first:
             raise BadRequest("HELLO must be the first frame of a connection")
         if frame.properties.get("protocol") != PROTOCOL:
-            self.drain()
+            self.drain("we speak different protocols")
             raise BadRequest(f"this broker speaks protocol {PROTOCOL}, not {frame.properties.get('protocol')}")
         answer = {
             "protocol": PROTOCOL,

@@ -130,7 +130,10 @@ def decode(body: bytes | memoryview, decoder: msgspec.json.Decoder[T], where: st
     except msgspec.ValidationError as error:
         raise bad_request(f"{where}{_plain(str(error))}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad_request(f"{where}invalid JSON: {str(error).removeprefix('JSON is malformed: ')}") from None
+        what = str(error).removeprefix("JSON is malformed: ")
+        if what.startswith("Input data was truncated"):
+            what = f"it ends too early (byte {len(body)})"
+        raise bad_request(f"{where}invalid JSON: {what}") from None
     except RecursionError:
         raise bad_request(f"{where}invalid JSON: too deeply nested") from None
 

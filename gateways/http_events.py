@@ -57,6 +57,15 @@ class Pace:
                 await trio.sleep_until(self._rests_until)
 
 
+class Peer:
+    """One connection, as the routes see it."""
+
+    def __init__(self, transport: Transport, address: str) -> None:
+        self.transport = transport
+        self.address = address
+        self.is_pushed_to = False  # then the stream waits until everything is sent, and each single send does not
+
+
 class Source(Protocol):
     """What a stream pushes."""
 
@@ -81,18 +90,20 @@ class Source(Protocol):
 class EventStream:
     """Pushes a source to one peer; an ASGI application."""
 
-    def __init__(self, source: Source, transport: Transport, pace: Pace) -> None:
+    def __init__(self, source: Source, peer: Peer, pace: Pace) -> None:
         self._source = source
-        self._transport = transport
+        self._peer = peer
         self._pace = pace
 
     async def __call__(self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Send) -> None:
+        self._peer.is_pushed_to = True
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_cancel_when_gone, receive, nursery.cancel_scope)
                 await self._push(send)
                 nursery.cancel_scope.cancel()
         finally:
+            self._peer.is_pushed_to = False
             self._source.close()
 
     async def _push(self, send: Send) -> None:
@@ -105,7 +116,7 @@ class EventStream:
             if waiting.cancelled_caught:
                 await send(_body(b": alive\n\n"))
             elif batch is not None:
-                await self._transport.wait_for_room(0)
+                await self._peer.transport.wait_for_room(0)
                 async with self._pace.turn():
                     await send(_body(source.encode(batch)))
                 source.sent(batch)

@@ -1,6 +1,6 @@
 """gateways.http_rows: what a route is: how it is reached, what it takes, what it answers, and who carries it out.
 
-May import: core.broker, gateways.http_streams, msgspec, the standard library.
+May import: core.broker, gateways.http_streams, msgspec, trio, the standard library.
 Never: sockets, storage, starlette.
 
 The table of rows is the API: requests are checked by it, and /openapi.json is made from it.
@@ -8,10 +8,12 @@ The table of rows is the API: requests are checked by it, and /openapi.json is m
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import msgspec
+import trio
 
 from core.broker import MessageBroker
 from gateways.http_streams import Streams
@@ -25,11 +27,38 @@ class Nothing(Fields):
     """No field at all."""
 
 
+class Waits:
+    """Requests that wait for something to happen, until the broker drains."""
+
+    def __init__(self) -> None:
+        self._scopes: set[trio.CancelScope] = set()
+        self._ended = False
+
+    @contextmanager
+    def waiting(self) -> Iterator[trio.CancelScope]:
+        """Lend a scope to wait in; end() cancels it."""
+        with trio.CancelScope() as scope:
+            if self._ended:
+                scope.cancel()
+            self._scopes.add(scope)
+            try:
+                yield scope
+            finally:
+                self._scopes.discard(scope)
+
+    def end(self) -> None:
+        """Let nobody wait any longer."""
+        self._ended = True
+        for scope in self._scopes:
+            scope.cancel()
+
+
 class Service(NamedTuple):
     """What the routes work with."""
 
     broker: MessageBroker
     streams: Streams
+    waits: Waits
     rows: Sequence[Row]
 
 
@@ -71,7 +100,8 @@ class Row(NamedTuple):
     body: type[Fields] | None = None  # None: it has none
     lines: bool = False  # may the body come as lines of JSON as well?
     status: int = 200
-    answer: Any = None  # the type of the answer's data; None: not JSON
+    unacked_status: int | None = None  # of an answer that promises nothing yet
+    answer: Any = None  # the type of the answer's data, or a tuple of them; None: not JSON
     media_type: str = "application/json"
     refusals: tuple[int, ...] = ()
     streams: bool = False

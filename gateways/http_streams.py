@@ -1,6 +1,6 @@
 """gateways.http_streams: every stream of the HTTP door: who has joined what, and what can be sent once more.
 
-May import: core.broker, core.deliveries, core.errors, core.transport, gateways.http_events, gateways.http_pushed,
+May import: core.broker, core.deliveries, core.errors, gateways.http_events, gateways.http_pushed,
     gateways.http_subscriber, gateways.http_tail, the standard library.
 Never: sockets, files, starlette.
 """
@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from core.broker import MessageBroker
 from core.deliveries import Deliveries, Live
 from core.errors import BadRequest, NotJoined
-from core.transport import Transport
-from gateways.http_events import EventStream, Pace
+from gateways.http_events import EventStream, Pace, Peer
 from gateways.http_pushed import parse_event_id
 from gateways.http_subscriber import Sent, Subscriber
 from gateways.http_tail import Tail
@@ -39,21 +38,21 @@ class Streams:
 
     def drain(self) -> None:
         """End all of them."""
-        for stream in [*self._open.values(), *self.tails]:
+        streams: list[Subscriber | Tail] = [*self._open.values(), *self.tails]
+        for stream in streams:
             stream.end("the broker is shutting down")
 
-    def tail(self, topic: str, starts: Mapping[int, int], transport: Transport) -> EventStream:
+    def tail(self, topic: str, starts: Mapping[int, int], peer: Peer) -> EventStream:
         """Return a live tail from these offsets on. Raises UnknownTopic, UnknownPartition, ShuttingDown."""
         self._broker.check_open()
         tail = Tail(self._broker, topic, starts, self.tails.discard)
         self.tails.add(tail)
-        return EventStream(tail, transport, self._pace)
+        return EventStream(tail, peer, self._pace)
 
     def join(
         self,
         subscription_id: str,
-        transport: Transport,
-        address: str,
+        peer: Peer,
         *,
         window: int | None,
         auto_ack: bool,
@@ -62,13 +61,13 @@ class Streams:
         """Return a stream that has joined. Raises UnknownSubscription, SubscriptionBusy, BadRequest, ShuttingDown."""
         self._broker.check_open()
         live = self._broker.subscriptions.live(subscription_id)
-        subscriber = Subscriber(live, self._deliveries, transport, address, auto_ack=auto_ack, closed=self._remember)
+        subscriber = Subscriber(live, self._deliveries, peer, auto_ack=auto_ack, closed=self._remember)
         most = live.subscription.options.max_in_flight
         self._deliveries.join(live, subscriber, min(WINDOW, most) if window is None else window, announces=False)
         self._open[subscriber.id] = subscriber
         if auto_ack:
             self._send_again(live, last_event_id)
-        return EventStream(subscriber, transport, self._pace)
+        return EventStream(subscriber, peer, self._pace)
 
     def _remember(self, subscriber: Subscriber) -> None:
         """A stream is over, but its peer may come back and say that it has not seen everything."""

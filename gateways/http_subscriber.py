@@ -1,6 +1,6 @@
 """gateways.http_subscriber: one stream that has joined a subscription.
 
-May import: core.deliveries, core.outlets, core.transport, gateways.http_events, gateways.http_pushed, trio,
+May import: core.deliveries, core.outlets, gateways.http_events, gateways.http_pushed, trio,
     the standard library.
 Never: sockets, files, starlette.
 """
@@ -16,8 +16,7 @@ import trio
 
 from core.deliveries import Deliveries, Live
 from core.outlets import FULL, Delivery, data_frames
-from core.transport import Transport
-from gateways.http_events import event
+from gateways.http_events import Peer, event
 from gateways.http_pushed import Batch, encode_batch
 
 REMEMBERED = 1_000  # messages of a stream with auto_ack that can be sent again
@@ -34,26 +33,26 @@ class Sent(NamedTuple):
 class Subscriber:
     """One stream that has joined a subscription: takes deliveries, and gives them to its EventStream."""
 
+    settled = 0
     settles_at_once = False  # not when it is handed to us, but when we have handed it on
 
     def __init__(
         self,
         live: Live,
         deliveries: Deliveries,
-        transport: Transport,
-        address: str,
+        peer: Peer,
         *,
         auto_ack: bool,
         closed: Callable[[Subscriber], None],
     ) -> None:
         self.id = secrets.token_hex(8)
-        self.name = f"http {address} {self.id}"
+        self.name = f"http {peer.address} {self.id}"
         self.live = live
         self.ended: dict[str, Any] | None = None
         self.delivered: deque[Sent] = deque(maxlen=REMEMBERED)
         self._deliveries = deliveries
         self._closed = closed
-        self._transport = transport
+        self._transport = peer.transport
         self._auto_ack = auto_ack
         self._waiting: deque[Delivery] = deque()
         self._waiting_bytes = 0

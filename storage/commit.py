@@ -30,6 +30,7 @@ class Committed(NamedTuple):
     size: int  # of the segment, with it
     batch: Stored
     ranges: Sequence[Range]
+    sync_seconds: float
 
 
 class Failed(NamedTuple):
@@ -85,11 +86,11 @@ class Commit(NamedTuple):
         batch, ranges = assemble(self.runs, self.append_ms)
         size = segment.size
         try:
-            segment.write(batch.data, size, sync=self.sync)
+            sync_seconds = segment.write(batch.data, size, sync=self.sync)
         except OSError as error:
             return self._cut(segment, size, error)
         segment.index.append(encode([size + position for position in batch.positions], self.append_ms))
-        return Committed(segment, size + len(batch.data), batch, ranges)
+        return Committed(segment, size + len(batch.data), batch, ranges, sync_seconds)
 
     def _cut(self, segment: Segment, size: int, failure: OSError) -> Failed:
         """Take back what may have been written: none of it will be acked."""

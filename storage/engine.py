@@ -1,6 +1,6 @@
 """storage.engine: what the broker asks of whatever keeps its messages.
 
-May import: core.errors, the standard library, msgspec.
+May import: core.errors, storage.measures, the standard library, msgspec.
 Never: trio, files, connections, or any one engine.
 
 `local` keeps batches in files. Nothing in `core` may assume files: it sees only what stands here.
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from core.errors import BrokerError
+from storage.measures import Measures
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +83,8 @@ class PartitionLog(Protocol):
 
     topic: str
     partition: int
+    published_messages: int  # since the engine was opened
+    published_bytes: int  # of their frames and seals
 
     @property
     def first_offset(self) -> int:
@@ -127,7 +130,7 @@ class PartitionLog(Protocol):
         """Return the log as tools see it."""
 
     def watch(self, moved: Callable[[], None]) -> Callable[[], None]:
-        """Call `moved` in the event loop whenever the visible end has moved; returns how to stop that."""
+        """Call `moved` in the event loop when the visible end has moved or the log is deleted; returns how to stop."""
 
 
 class Entry(NamedTuple):
@@ -178,6 +181,7 @@ class Engine(Protocol):
 
     recovery: Recovery
     metadata: Metadata
+    measures: Measures
     durability: str  # what a receipt promises: "fsynced" or "written"
 
     def topics(self) -> Mapping[str, Topic]:

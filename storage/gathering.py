@@ -7,6 +7,7 @@ Never: files, threads, offsets.
 from __future__ import annotations
 
 import logging
+import time
 from typing import NamedTuple
 
 import trio
@@ -22,6 +23,7 @@ class Waiting(NamedTuple):
 
     run: Run
     done: Done
+    since: float  # on time.perf_counter()
 
 
 class Gathering:
@@ -47,7 +49,7 @@ class Gathering:
 
     def add(self, run: Run, done: Done) -> None:
         """Let one more run wait."""
-        self._waiting.append(Waiting(run, done))
+        self._waiting.append(Waiting(run, done, time.perf_counter()))
         self._bytes += len(run.data)
 
     def take(self) -> list[Waiting]:
@@ -60,7 +62,7 @@ class Gathering:
 
 def tell(waiting: list[Waiting], error: BrokerError | None, append_ms: int) -> None:
     """Tell each publisher what became of its run."""
-    for _, done in waiting:
+    for _, done, _ in waiting:
         try:
             done(error, append_ms)
         except Exception:

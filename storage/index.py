@@ -18,6 +18,7 @@ from itertools import repeat
 from storage.files import OpenFiles, datasync, read_all, read_cached, write_all
 
 ENTRY = struct.Struct(">QQ")  # position in the log, append time in ms
+WRITE_AT = 4096  # bytes of entries that gather before they are written
 
 
 def encode(positions: Iterable[int], append_ms: int) -> bytes:
@@ -57,24 +58,33 @@ class IndexFile:
         self._files = files
         self._lock = threading.Lock()  # between append() and replace()
         self._written = 0
-        self._unwritten = b""  # what the disk had no room for: the log is what counts, so nobody is refused for it
+        self._unwritten = b""
 
     def trust(self, count: int) -> None:
         """Take the file as it is: it was found to have so many entries."""
         self._written = count
 
     def append(self, entries: bytes) -> None:
-        """Add entries. What the disk cannot take is kept in memory and tried again next time."""
+        """Add entries. A few at a time wait in memory: nobody is refused, or kept waiting, for a cache."""
         with self._lock:
-            entries = self._unwritten + entries
-            try:
-                with self._files.use(self.path, create=True) as fd:
-                    write_all(fd, entries, self._written * ENTRY.size)
-            except OSError:
-                self._unwritten = entries
-            else:
-                self._written += len(entries) // ENTRY.size
-                self._unwritten = b""
+            self._unwritten += entries
+            if len(self._unwritten) >= WRITE_AT:
+                self._write()
+
+    def write(self) -> None:
+        """Write what waits in memory."""
+        with self._lock:
+            if self._unwritten:
+                self._write()
+
+    def _write(self) -> None:
+        try:
+            with self._files.use(self.path, create=True) as fd:
+                write_all(fd, self._unwritten, self._written * ENTRY.size)
+        except OSError:
+            return  # the disk has no room, perhaps: it is tried again next time
+        self._written += len(self._unwritten) // ENTRY.size
+        self._unwritten = b""
 
     def entry(self, number: int, *, cached: bool = False) -> tuple[int, int]:
         """Return position and append time of a record; (0, 0) if the file lacks it.
@@ -103,6 +113,7 @@ class IndexFile:
 
     def sync(self) -> None:
         """Ask for the entries to be on stable storage; if they do not get there, the next start rebuilds them."""
+        self.write()
         with suppress(OSError), self._files.use(self.path) as fd:
             datasync(fd)
 

@@ -1,8 +1,8 @@
 """storage.local: the engine that keeps topics in files on this machine.
 
 May import: core.errors, storage.background, storage.commit, storage.engine, storage.files, storage.layout,
-    storage.metadata, storage.partition_log, storage.recovery, storage.shared, storage.tail, storage.threads, msgspec,
-    trio, the standard library.
+    storage.measures, storage.metadata, storage.partition_log, storage.recovery, storage.shared, storage.tail,
+    storage.threads, msgspec, trio, the standard library.
 Never: connections, subscriptions.
 """
 
@@ -25,6 +25,7 @@ from storage.commit import NO_ROOM
 from storage.engine import Metadata, Recovery, Topic
 from storage.files import CannotOpen, OpenFiles, lock_directory, make_directory
 from storage.layout import TopicDirectories, prepare
+from storage.measures import Measures
 from storage.metadata import LocalMetadata, Write
 from storage.partition_log import LocalLog
 from storage.recovery import Recovered, recover
@@ -82,7 +83,8 @@ class LocalEngine:
         self._directories = TopicDirectories(data_dir / "topics")
         self._writers = Workers("writer", WRITERS)
         memory, reads = Memory(settings.tail_bytes), LastReads(settings.tail_bytes // 4)
-        self._shared = Shared(settings, clock, self._files, self._writers, memory, reads)
+        self.measures = Measures()
+        self._shared = Shared(settings, clock, self._files, self._writers, memory, reads, self.measures)
         self._kept: dict[str, Kept] = {}
         self._topics: dict[str, Topic] = {}  # the same without the logs, at hand for every publish
         self._changing = trio.Lock()  # topics come and go one after another
@@ -306,6 +308,8 @@ class LocalEngine:
         await trio.to_thread.run_sync(self._stop_threads)
 
     def _stop_threads(self) -> None:
+        for _, log in self._logs():
+            log.write_index()
         self._writers.stop(patience=1.0)
         self._facts.stop(patience=1.0)
 

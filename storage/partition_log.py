@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -39,6 +40,8 @@ class LocalLog:
     def __init__(self, topic: str, partition: int, shared: Shared, health: Health, found: Recovered) -> None:
         self.topic = topic
         self.partition = partition
+        self.published_messages = 0
+        self.published_bytes = 0
         self._shared = shared
         self._health = health
         self._segments = found.segments
@@ -154,12 +157,25 @@ class LocalLog:
             if self._gathering:
                 self._commit()  # first, so that the disk works while the answers are given
             tell(waiting, None, result.batch.append_ms)
+            self._count(waiting, result)
             self._tell_watchers()
         else:
             error = self._take_back(result)
             tell(waiting + self._gathering.take(), error, 0)
         if not self._writing:
             self._set_idle()
+
+    def _count(self, answered: list[Waiting], committed: Committed) -> None:
+        batch, measures = committed.batch, self._shared.measures
+        self.published_messages += len(batch.positions)
+        self.published_bytes += len(batch.data)
+        measures.commit_messages.observe(len(batch.positions))
+        measures.commit_bytes.observe(len(batch.data))
+        if committed.sync_seconds:
+            measures.sync_seconds.observe(committed.sync_seconds)
+        now = time.perf_counter()
+        for waiting in answered:
+            measures.ack_seconds.observe(now - waiting.since)
 
     def _tell_watchers(self) -> None:
         for moved in list(self._watchers.values()):
@@ -170,7 +186,7 @@ class LocalLog:
 
     def _take_in(self, committed: Committed) -> None:
         """Make a durable batch visible."""
-        segment, size, batch, ranges = committed
+        segment, size, batch, ranges, _ = committed
         if segment is not self._segments[-1]:
             self._segments.append(segment)
         segment.extend(size, batch.next_offset, batch.append_ms)
@@ -181,6 +197,7 @@ class LocalLog:
 
     def _take_back(self, failure: Failed | BaseException) -> BrokerError:
         """Forget the offsets that were given out; returns why."""
+        self._shared.measures.failed_commits += 1
         self._next_offset = self._end_offset
         if not isinstance(failure, Failed):
             logger.error("a commit failed by a fault of ours", exc_info=failure)
@@ -208,6 +225,11 @@ class LocalLog:
         tell(waiting, error, 0)
         self._set_idle()
 
+    def write_index(self) -> None:
+        """Write what the index still has in memory; the next start then finds it whole. Blocks."""
+        if self._segments and not self.is_deleted:
+            self._segments[-1].index.write()
+
     async def wait_until_idle(self) -> None:
         """Return when no batch is being written."""
         while self._writing:
@@ -219,6 +241,7 @@ class LocalLog:
             self._shared.files.forget(segment.log_path, segment.index_path)
         self._shared.memory.drop(self._tail)
         self._shared.reads.drop(self)
+        self._tell_watchers()
         self._watchers.clear()
 
     def drop_first(self, count: int) -> list[Segment]:

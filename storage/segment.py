@@ -7,6 +7,7 @@ Never: trio, other segments, topics.
 from __future__ import annotations
 
 import os
+import time
 from array import array
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -70,15 +71,18 @@ class Segment:
         segment.extend(len(first), base_offset, created_ms)
         return segment
 
-    def write(self, data: bytes, position: int, *, sync: bool) -> None:
-        """Write a batch at `position`, to stable storage if `sync`.
+    def write(self, data: bytes, position: int, *, sync: bool) -> float:
+        """Write a batch at `position`, to stable storage if `sync`; returns how many seconds the sync took.
 
         Raises OSError, and SyncFailed where the sync failed; what was written stands in the file then: see cut().
         """
         with self._files.use(self.log_path) as fd:
             write_all(fd, data, position)
-            if sync:
-                datasync(fd)
+            if not sync:
+                return 0.0
+            started = time.perf_counter()
+            datasync(fd)
+            return time.perf_counter() - started
 
     def sync(self) -> None:
         """Block until the log is on stable storage. Raises OSError."""

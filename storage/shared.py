@@ -1,6 +1,6 @@
 """storage.shared: what the logs of one engine, and the partitions of one topic, have in common.
 
-May import: core.errors, storage.files, storage.tail, storage.threads, the standard library.
+May import: core.errors, storage.files, storage.measures, storage.tail, storage.threads, the standard library.
 Never: trio, any one log.
 """
 
@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from core.errors import LogDamaged
 from storage.files import OpenFiles
+from storage.measures import Measures
 from storage.tail import LastReads, Memory
 from storage.threads import Workers
 
@@ -39,6 +40,7 @@ class Shared(NamedTuple):
     writers: Workers
     memory: Memory
     reads: LastReads
+    measures: Measures
 
 
 class Health:

@@ -21,15 +21,24 @@ import trio
 logger = logging.getLogger(__name__)
 
 
+Job = tuple[Callable[[], Any], Callable[[Any], None]]  # the work, and who is told its result
+Desk = queue.SimpleQueue[Job | None]  # where one thread finds its next job
+
+
 class Workers:
-    """A few threads. submit(), deliver() and stop() belong to the event loop."""
+    """A few threads. submit(), deliver() and stop() belong to the event loop.
+
+    Each thread has a desk of its own, and a job goes to the one that has been idle for the shortest time: with little
+    to do it is always the same thread, whose caches are warm.
+    """
 
     def __init__(self, name: str, threads: int) -> None:
         self._name = name
-        self._count = threads
+        self._desks: list[Desk] = [queue.SimpleQueue() for _ in range(threads)]
+        self._idle: list[Desk] = []
+        self._waiting: deque[Job] = deque()  # jobs that found everybody busy
         self._threads: list[threading.Thread] = []
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]] | None] = queue.SimpleQueue()
-        self._results: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._results: deque[tuple[Callable[[Any], None], Any, Desk]] = deque()
         self._awake, self._wake = os.pipe()
         os.set_blocking(self._awake, False)
         os.set_blocking(self._wake, False)
@@ -38,14 +47,24 @@ class Workers:
     def submit(self, work: Callable[[], Any], finished: Callable[[Any], None]) -> None:
         """Run `work` in a thread, then `finished(its result or its exception)` in the event loop."""
         self.busy += 1
-        self._jobs.put((work, finished))
+        if self._idle:
+            self._idle.pop().put((work, finished))
+        else:
+            self._waiting.append((work, finished))
 
     def start(self) -> None:
         """Start the threads."""
-        for number in range(self._count):
-            thread = threading.Thread(target=self._work, name=f"{self._name}-{number}", daemon=True)
+        for number, desk in enumerate(self._desks):
+            thread = threading.Thread(target=self._work, args=(desk,), name=f"{self._name}-{number}", daemon=True)
             self._threads.append(thread)
             thread.start()
+            self._give_next(desk)
+
+    def _give_next(self, desk: Desk) -> None:
+        if self._waiting:
+            desk.put(self._waiting.popleft())
+        else:
+            self._idle.append(desk)
 
     async def deliver_forever(self) -> None:
         """Hand results over as they come. Cancelling it loses none of them."""
@@ -57,8 +76,9 @@ class Workers:
         await trio.lowlevel.wait_readable(self._awake)
         os.read(self._awake, 4096)
         while self._results:
-            finished, result = self._results.popleft()
+            finished, result, desk = self._results.popleft()
             self.busy -= 1
+            self._give_next(desk)
             try:
                 finished(result)
             except Exception:
@@ -66,8 +86,8 @@ class Workers:
 
     def stop(self, patience: float) -> None:
         """End the threads, waiting so long for each that is in the middle of something."""
-        for _ in self._threads:
-            self._jobs.put(None)
+        for desk in self._desks:
+            desk.put(None)
         for thread in self._threads:
             thread.join(patience)
 
@@ -82,14 +102,14 @@ class Workers:
             os.close(self._awake)
             os.close(self._wake)
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+    def _work(self, desk: Desk) -> None:
+        while (job := desk.get()) is not None:
             work, finished = job
             try:
                 result = work()
             except BaseException as error:  # whoever waits for the result decides what it means
                 result = error
-            self._results.append((finished, result))
+            self._results.append((finished, result, desk))
             try:
                 os.write(self._wake, b"\0")
             except BlockingIOError:

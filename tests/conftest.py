@@ -10,18 +10,21 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from http_peers import HttpPeer
 from line_peers import LinePeer
 from peers import TrioPeer
 
+from core.broker import MessageBroker
 from core.config import ServerSettings, Settings, StorageSettings
 from core.listening import Doorway, FrameDoor, listen
 from gateways.json_lines import JsonDoor
-from server import serve
+from server import http_door, serve
 from storage.local import LocalEngine
 
 ROOT = Path(__file__).parent.parent
@@ -35,7 +38,7 @@ def free_port() -> int:
 
 
 class BrokerProcess:
-    """`python server.py` on a free port, with a data directory of its own; without JSON lines unless asked for."""
+    """`python server.py` on a free port, with a data directory of its own; only frames unless other doors are asked for."""
 
     def __init__(self, directory: Path, prefix: tuple[str, ...] = (), **settings: object) -> None:
         self.data_dir = directory / "data"
@@ -49,7 +52,8 @@ class BrokerProcess:
     def start(self) -> None:
         """Start, and return when it listens."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("QB_")}
-        environment |= {"QB_DATA_DIR": str(self.data_dir), "QB_SERVER_PORT": str(self.port), "QB_JSON_PORT": "0"}
+        environment |= {"QB_DATA_DIR": str(self.data_dir), "QB_SERVER_PORT": str(self.port)}
+        environment |= {"QB_JSON_PORT": "0", "QB_HTTP_PORT": "0"}
         environment |= {f"QB_{name.upper()}": value for name, value in self._settings.items()}
         with self.log_file.open("ab") as errors:
             self.process = subprocess.Popen(
@@ -120,12 +124,16 @@ def broker(start_broker: Callable[..., BrokerProcess]) -> BrokerProcess:
 
 
 class Doors:
-    """Connects peers to a broker in this process: `await connect()` speaks frames, `await connect.lines()` JSON."""
+    """Connects peers to a broker in this process: `await connect()` speaks frames, `await connect.lines()` JSON,
+    `await connect.http()` HTTP."""
+
+    broker: MessageBroker
 
     def __init__(self) -> None:
         self.doorways = [
             Doorway("frames", FrameDoor, listen("127.0.0.1", 0)),
             Doorway("JSON lines", JsonDoor, listen("127.0.0.1", 0)),
+            Doorway("HTTP", http_door, listen("127.0.0.1", 0)),
         ]
         self._streams: list[trio.SocketStream] = []
 
@@ -134,6 +142,12 @@ class Doors:
 
     async def lines(self) -> LinePeer:
         return LinePeer(await self._connect(1))
+
+    async def http(self) -> HttpPeer:
+        return HttpPeer(await self._connect(2))
+
+    def started(self, broker: MessageBroker) -> None:
+        self.broker = broker
 
     async def _connect(self, number: int) -> trio.SocketStream:
         port = self.doorways[number].listeners[0].getsockname()[1]
@@ -162,7 +176,7 @@ def a_broker(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[Doors]
         doors, stop = Doors(), trio.Event()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(serve, settings, engine, doors.doorways, stop)
+                nursery.start_soon(partial(serve, settings, engine, doors.doorways, stop, started=doors.started))
                 yield doors
                 stop.set()
         finally:

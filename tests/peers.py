@@ -58,11 +58,12 @@ class Peer:
         return frame
 
     def ask(self, type: int, number: int = 1, body: bytes = b"", **properties: str) -> Frame:
-        """Send a request and return the answer to it."""
+        """Send a request and return the answer to it. Raises ConnectionError if the broker goes away meanwhile."""
         self.send(type, number, body, **properties)
         while True:
             answer = self.receive()
-            assert answer is not None, "the broker closed the connection"
+            if answer is None:
+                raise ConnectionError("the broker closed the connection")
             if answer.type == MessageType.ACK and answer.sequence_number == number:
                 return answer
 

@@ -293,7 +293,9 @@ def publish_until_full(peer: Peer, topic: str) -> list[bytes]:
     dice, number = random.Random(8), 1
     while True:
         bodies = [dice.randbytes(dice.randrange(60_000)) for _ in range(10)]
-        frames = [encode_frame(MessageType.PUBLISH, number + i, 0, {"topic": topic}, body) for i, body in enumerate(bodies)]
+        frames = [
+            encode_frame(MessageType.PUBLISH, number + i, 0, {"topic": topic}, body) for i, body in enumerate(bodies)
+        ]
         peer.send_bytes(b"".join(frames))
         refused = False
         while bodies:
@@ -520,7 +522,7 @@ def test_a_torn_tail_of_zeros_or_noise_is_cut(start_broker):
 
 
 def second_broker(data_dir: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "server.py"), "--port", "0", "--data-dir", str(data_dir)]
+    command = [sys.executable, str(ROOT / "server.py"), "--port", "0", "--json-port", "0", "--data-dir", str(data_dir)]
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
 

@@ -144,9 +144,9 @@ async def test_a_full_segment_is_followed_by_another(tmp_path: Path) -> None:
         assert log.state().segments == len(names)
         assert all(path.stat().st_size >= 300 for path in logs(tmp_path)[:-1])
         assert log.state().bytes == sum(path.stat().st_size for path in logs(tmp_path))
-        assert [path.stat().st_size for path in indexes(tmp_path)] == [
-            16 * (end - base) for base, end in zip(names, [*names[1:], 12], strict=True)
-        ]
+    assert [path.stat().st_size for path in indexes(tmp_path)] == [
+        16 * (end - base) for base, end in zip(names, [*names[1:], 12], strict=True)
+    ]
     async with opened(tmp_path) as engine:
         assert await everything(engine.log("t", 0)) == [b"%d" % number for number in range(12)]
 

@@ -68,6 +68,7 @@ def test_a_wrong_index_is_rebuilt_when_a_read_meets_it(files: OpenFiles, tmp_pat
 
 def test_a_deleted_index_is_rebuilt_when_a_read_meets_it(files: OpenFiles, tmp_path: Path) -> None:
     segment = fill(files, tmp_path, BATCHES)
+    segment.index.write()
     good = Path(segment.index_path).read_bytes()
     files.close()
     Path(segment.index_path).unlink()
@@ -112,12 +113,26 @@ def test_entries_that_the_disk_does_not_take_are_kept_and_written_later(
     path.touch()
     index = IndexFile(files, str(path))
     index.append(encode([1], NOON))
+    index.write()
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         index.append(encode([2], NOON))
+        index.write()
     assert [index.entry(number) for number in range(3)] == [(1, NOON), (2, NOON), (0, 0)]
     index.append(encode([3], NOON))
+    index.write()
     assert path.read_bytes() == encode([1, 2, 3], NOON)
+
+
+def test_entries_gather_in_memory_and_are_written_in_bulk(files: OpenFiles, tmp_path: Path) -> None:
+    path = tmp_path / "x.idx"
+    index = IndexFile(files, str(path))
+    for number in range(255):
+        index.append(encode([number], NOON))
+    assert not path.exists()
+    assert index.entry(254) == (254, NOON)
+    index.append(encode([255], NOON))
+    assert path.read_bytes() == encode(range(256), NOON)
 
 
 def test_few_files_stay_open_and_one_in_use_stays_valid(tmp_path: Path) -> None:

@@ -1,0 +1,175 @@
+"""clients.scattering: the bodies of one publish_many spread over the partitions of a topic, in long runs for each.
+
+May import: clients.bulk, clients.errors, clients.publishing, clients.receipts, the standard library.
+Never: sockets, threads, trio, time.
+
+The broker would do the same one message at a time; runs that name their partition are what makes it fast. Both
+follow one rule: `crc32(key) % partitions` with a key, the next in turn without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, overload
+from zlib import crc32
+
+from clients.bulk import Tally
+from clients.errors import PublishFailed, UnknownPartition, UnknownTopic
+from clients.publishing import PORTION, Body, Form, MixedForm
+from clients.receipts import Offsets
+
+RUN = 64 * 1024  # bytes of frames for one partition that are worth being sent as a run
+BLOCK = 2 * 1024 * 1024  # bytes that are gathered at most before they are sent, however many partitions there are
+KEYS_REMEMBERED = 50_000
+PARTITIONS_KNOWN_FOR = 60.0  # seconds until a topic is asked again how many partitions it has
+
+
+class Routes:
+    """What a client knows of its topics: how many partitions each has, and whose turn it is."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, float]] = {}  # partitions, and when that was learnt
+        self._turns: dict[str, int] = {}
+
+    def partitions(self, topic: str, now: float) -> int | None:
+        """Return how many there are, or None: ask the broker."""
+        count, learnt = self._known.get(topic, (None, 0.0))
+        return count if now - learnt < PARTITIONS_KNOWN_FOR else None
+
+    def learn(self, topic: str, count: int, now: float) -> None:
+        """Note what the broker says."""
+        self._known[topic] = count, now
+
+    def turn(self, topic: str) -> int:
+        """Return whose turn it is; messages without a key begin there."""
+        return self._turns.get(topic, 0)
+
+    def pass_turn(self, topic: str, turn: int) -> None:
+        """The next message without a key goes there."""
+        self._turns[topic] = turn
+
+    def checked(self, topic: str, tally: Tally) -> Offsets:
+        """Return the offsets of what was published. Raises as Tally.offsets(), and forgets what was wrong."""
+        try:
+            return tally.offsets()
+        except PublishFailed as error:
+            if isinstance(error.__cause__, UnknownPartition | UnknownTopic):
+                self._known.pop(topic, None)
+            raise
+
+
+class Piece(NamedTuple):
+    """Bodies for one partition, and which of all bodies they are."""
+
+    indexes: Sequence[int]
+    form: Form
+    bodies: Sequence[bytes]
+
+
+class Scatter:
+    """How one publish_many spreads its bodies."""
+
+    def __init__(
+        self, topic: str, partitions: int, routes: Routes, properties: Mapping[str, str] | None, timestamp_ms: int
+    ) -> None:
+        self._topic, self._partitions, self._routes = topic, partitions, routes
+        self._properties, self._timestamp_ms = properties, timestamp_ms
+        self._forms = [self._form(partition, None) for partition in range(partitions)]
+        self._of_keys: dict[str, tuple[int, Form]] = {}
+        self._keys: list[str | None] | None = None  # of the bodies that are being gathered
+        self._turn = routes.turn(topic) % partitions
+        self.next_index = 0  # of the first body that is not sent yet
+        self.overhead = self._forms[0].overhead
+        self.block_bytes = min(max(PORTION, partitions * RUN), BLOCK)
+
+    @overload
+    def with_keys(self, bodies: Iterable[Body], keys: Iterable[str | None]) -> Iterable[Body]: ...
+    @overload
+    def with_keys(
+        self, bodies: Iterable[Body] | AsyncIterable[Body], keys: Iterable[str | None]
+    ) -> Iterable[Body] | AsyncIterable[Body]: ...
+    def with_keys(
+        self, bodies: Iterable[Body] | AsyncIterable[Body], keys: Iterable[str | None]
+    ) -> Iterable[Body] | AsyncIterable[Body]:
+        """Return the bodies; the key of each is kept when it is taken. Too few keys are a ValueError then."""
+        self._keys = []
+        if isinstance(bodies, AsyncIterable):
+            return _Watched(bodies, partial(self._keep, iter(keys)))
+        return self._each_with_key(bodies, iter(keys))
+
+    def _each_with_key(self, bodies: Iterable[Body], keys: Iterator[str | None]) -> Iterator[Body]:
+        for body in bodies:
+            self._keep(keys)
+            yield body
+
+    def _keep(self, keys: Iterator[str | None]) -> None:
+        assert self._keys is not None
+        for key in keys:
+            self._keys.append(key)
+            return
+        raise ValueError("there are fewer keys than bodies")
+
+    def pieces(self, block: Sequence[bytes]) -> Iterator[Piece]:
+        """Yield what to send for the next bodies, those with the lowest index first."""
+        start = self.next_index
+        for piece in self._without_keys(block, start) if self._keys is None else self._by_key(block, start):
+            self.next_index = piece.indexes[0]
+            yield piece
+        self.next_index = start + len(block)
+        self._routes.pass_turn(self._topic, self._turn)
+
+    def _without_keys(self, block: Sequence[bytes], start: int) -> Iterator[Piece]:
+        count, turn = self._partitions, self._turn
+        self._turn = (turn + len(block)) % count
+        for first in range(min(count, len(block))):
+            indexes = range(start + first, start + len(block), count)
+            yield Piece(indexes, self._forms[(turn + first) % count], block[first::count])
+
+    def _by_key(self, block: Sequence[bytes], start: int) -> list[Piece]:
+        keys, self._keys = self._keys or [], []
+        found: dict[int, tuple[list[int], list[Form], list[bytes]]] = {}
+        for index, (key, body) in enumerate(zip(keys, block, strict=False), start):
+            partition, form = self._of_keys.get(key) or self._learn(key) if key is not None else self._next_in_turn()
+            if partition not in found:
+                found[partition] = [], [], []
+            indexes, forms, bodies = found[partition]
+            indexes.append(index)
+            forms.append(form)
+            bodies.append(body)
+        return [Piece(indexes, MixedForm(forms), bodies) for indexes, forms, bodies in found.values()]
+
+    def _learn(self, key: str) -> tuple[int, Form]:
+        if len(self._of_keys) >= KEYS_REMEMBERED:
+            self._of_keys.clear()
+        partition = crc32(key.encode()) % self._partitions
+        self._of_keys[key] = route = partition, self._form(partition, key)
+        return route
+
+    def _next_in_turn(self) -> tuple[int, Form]:
+        partition, self._turn = self._turn, (self._turn + 1) % self._partitions
+        return partition, self._forms[partition]
+
+    def _form(self, partition: int, key: str | None) -> Form:
+        return Form(self._topic, partition, key, self._properties, self._timestamp_ms)
+
+
+class _Watched:
+    """An asynchronous iterator that calls `taken` for each item. Not a generator: those have to be closed."""
+
+    def __init__(self, items: AsyncIterable[Body], taken: Callable[[], None]) -> None:
+        self._items, self._taken = aiter(items), taken
+
+    def __aiter__(self) -> _Watched:
+        return self
+
+    async def __anext__(self) -> Body:
+        item = await anext(self._items)
+        self._taken()
+        return item
+
+
+def check_keys(partition: int | None, key: str | None, keys: object) -> None:
+    """Raise ValueError for what contradicts itself."""
+    if keys is not None and not (partition is None and key is None):
+        raise ValueError("give either keys, or a key or partition for all bodies")

@@ -1,0 +1,60 @@
+"""clients.trio_calls: as clients.calls, for handlers on trio.
+
+May import: clients.calls, clients.inbox, clients.message, trio, the standard library.
+Never: sockets.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from clients.calls import handle
+from clients.inbox import Portion
+from clients.message import Message
+
+AsyncHandler = Callable[[Message], Awaitable[Any]]
+AsyncBatchHandler = Callable[[list[Message]], Awaitable[Any]]
+
+
+def is_asynchronous(handler: Callable[[Any], Any]) -> bool:
+    """Must what the handler returns be awaited?"""
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+
+
+async def handle_in_thread(portion: Portion, handler: Callable[[Any], Any], batches: bool) -> BaseException | None:
+    """For handlers that are not async. If cancelled, the thread is left to itself."""
+    return await trio.to_thread.run_sync(handle, portion, handler, batches, abandon_on_cancel=True)
+
+
+async def handle_in_task(portion: Portion, handler: Callable[[Any], Any], batches: bool) -> BaseException | None:
+    """For async handlers. A cancellation goes through."""
+    try:
+        if batches:
+            await handler(portion.messages)
+            portion.done = len(portion.messages)
+        else:
+            await _handle_each(portion, handler)
+    except BaseException as error:
+        if _is_cancellation(error):
+            raise
+        return error
+    return None
+
+
+async def _handle_each(portion: Portion, handler: Callable[[Any], Any]) -> None:
+    inbox = portion.inbox
+    for message in portion.messages[portion.done :]:
+        if inbox.stopped or inbox.closed:
+            return
+        await handler(message)
+        portion.done += 1
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(trio.Cancelled) is not None
+    return isinstance(error, trio.Cancelled)
