@@ -55,11 +55,12 @@ from clients import (
 )
 
 if TYPE_CHECKING:
-    from clients import AsyncBrokerClient, AsyncConsumer
+    from clients import AsyncBrokerClient, AsyncConsumer, AsyncSubscriber
 
 __all__ = [
     "AsyncBrokerClient",
     "AsyncConsumer",
+    "AsyncSubscriber",
     "BadName",
     "BadRequest",
     "BrokerClient",
@@ -104,7 +105,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("AsyncBrokerClient", "AsyncConsumer"):
+    if name in ("AsyncBrokerClient", "AsyncConsumer", "AsyncSubscriber"):
         return getattr(clients, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -25,6 +25,7 @@ BENCHMARKS = (
     "idle_connections",
     "memory",
     "recovery",
+    "http",
     "deliver",
     "deliver_fan_out",
     "deliver_latency",

@@ -103,6 +103,8 @@ def _cell(name: str, value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, list):  # of words, or of pairs such as a topic and a partition
+        return ", ".join("/".join(map(str, each)) if isinstance(each, list) else str(each) for each in value) or "-"
     return FORMATS.get(name, str)(value)
 
 
@@ -123,6 +125,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "retention_bytes": _size,
     "retention_hours": "{:g}".format,
     "created_ms": _moment,
+    "updated_ms": _moment,
     "time_ms": _moment,
     "oldest_unacked_age": "{:.1f} s".format,
 }

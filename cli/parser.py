@@ -1,7 +1,7 @@
 """cli.parser: the table of commands, and what was typed read by it.
 
-May import: cli.bench, cli.command, cli.health, cli.publish, cli.receive, cli.subscriptions, cli.topics, cli.verify,
-    core.kinds, core.version, the standard library.
+May import: cli.bench, cli.command, cli.consume, cli.groups, cli.health, cli.publish, cli.receive, cli.subscriptions,
+    cli.topics, cli.verify, core.kinds, core.version, the standard library.
 Never: printing, rich.
 
 A new command is one row in the COMMANDS of its file; a new file is one word in GROUPS.
@@ -13,15 +13,16 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from cli import bench, health, publish, receive, subscriptions, topics, verify
+from cli import bench, consume, groups, health, publish, receive, subscriptions, topics, verify
 from cli.command import Command, UsageError, of_kind
 from core.kinds import INTEGER, SECONDS, TEXT
 from core.version import __version__
 
 GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
-    ("Topics", topics.COMMANDS),
-    ("Messages", publish.COMMANDS),
+    ("Topics", topics.COMMANDS + consume.TOPIC_COMMANDS),
+    ("Messages", publish.COMMANDS + consume.COMMANDS),
     ("Subscriptions", subscriptions.COMMANDS + receive.COMMANDS),
+    ("Consumer groups", groups.COMMANDS),
     ("The broker", health.COMMANDS + bench.COMMANDS),
     ("The data directory", verify.COMMANDS),
 )

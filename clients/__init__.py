@@ -1,10 +1,11 @@
 """clients: the libraries that programs use to talk to a broker.
 
 May import: clients.blocking, clients.blocking_consumer, clients.errors, clients.fetching, clients.message,
-    clients.receipts, clients.subscriber, clients.trio_client, clients.trio_consumer, the standard library.
+    clients.receipts, clients.subscriber, clients.trio_client, clients.trio_consumer,
+    clients.trio_subscriber, the standard library.
 Never: the server, storage.
 
-trio is loaded only when AsyncBrokerClient or AsyncConsumer is asked for.
+trio is loaded only when a name that begins with Async is asked for.
 """
 
 from __future__ import annotations
@@ -54,10 +55,12 @@ from clients.subscriber import Subscriber
 if TYPE_CHECKING:
     from clients.trio_client import AsyncBrokerClient
     from clients.trio_consumer import AsyncConsumer
+    from clients.trio_subscriber import AsyncSubscriber
 
 __all__ = [
     "AsyncBrokerClient",
     "AsyncConsumer",
+    "AsyncSubscriber",
     "BadName",
     "BadRequest",
     "BrokerClient",
@@ -109,4 +112,8 @@ def __getattr__(name: str) -> Any:
         from clients.trio_consumer import AsyncConsumer
 
         return AsyncConsumer
+    if name == "AsyncSubscriber":
+        from clients.trio_subscriber import AsyncSubscriber
+
+        return AsyncSubscriber
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

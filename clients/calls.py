@@ -20,11 +20,11 @@ BatchHandler = Callable[[list[Message]], Any]
 def handle(portion: Portion, handler: Callable[[Any], Any], batches: bool) -> BaseException | None:
     """Call the handler for what is left of a portion, until it raises or the stay ends; returns what it raised."""
     try:
-        if batches:
+        if not batches:
+            _handle_each(portion, handler)
+        elif portion.inbox.goes_on:
             _check_result(handler(portion.messages))
             portion.done = len(portion.messages)
-        else:
-            _handle_each(portion, handler)
     except BaseException as error:  # not only Exception: a worker that dies in silence would be worse
         return error
     return None
@@ -33,7 +33,7 @@ def handle(portion: Portion, handler: Callable[[Any], Any], batches: bool) -> Ba
 def _handle_each(portion: Portion, handler: Callable[[Any], Any]) -> None:
     inbox, done = portion.inbox, portion.done
     for message in portion.messages[done:]:
-        if inbox.stopped or inbox.closed:
+        if not inbox.goes_on:
             return
         if (result := handler(message)) is not None:
             _check_result(result)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from clients.lanes import Lanes
@@ -41,13 +42,12 @@ class Manner(NamedTuple):
 class Portion:
     """Messages that one worker has in hand, all of one delivery."""
 
-    __slots__ = ("done", "inbox", "messages", "named", "told")
+    __slots__ = ("done", "inbox", "messages", "told")
 
     def __init__(self, inbox: Inbox, messages: list[Message]) -> None:
         self.inbox, self.messages = inbox, messages
         self.done = 0  # how many of them are handled
         self.told = 0  # how many of them the broker has been told of, or will be with the next words
-        self.named = False  # have we told the broker that they are in hand?
 
 
 class Inbox:
@@ -55,18 +55,18 @@ class Inbox:
 
     def __init__(self, terms: Terms, manner: Manner) -> None:
         self.terms, self._manner = terms, manner
-        self.closed = False  # the stay is over: nothing is taken or told any more
-        self.stopped = False  # nothing more is taken, but what is done is told
+        self.goes_on = True  # may handlers start?
+        self._closed = False  # is the stay over, so that nothing is told any more?
         self.urgent = False  # are there words that must go out before the next handler starts?
         self.held = 0  # messages delivered and not yet settled
         self.unsent = 0  # settled messages of which the broker does not know
-        self.enough = min(FLUSH, max(1, terms.window // 2))  # unsent ones that make words worth sending
+        self._enough = min(FLUSH, max(1, terms.window // 2))  # unsent ones that make words worth sending
         one_by_one = not manner.batches and (manner.manual or manner.concurrency > 1)
-        self._most = 1 if one_by_one else self.enough
+        self._most = 1 if one_by_one else self._enough
         self._lanes = Lanes(manner.manual or manner.concurrency > 1) if terms.keyed else None
         self._deliveries: deque[Delivery] = deque()
         self._in_hand: dict[tuple[int, int], Portion] = {}  # by its first message; by each, if settled by hand
-        self._named = 0  # how many of these are named
+        self._open = False  # have we named all of these to the broker?
         self._extend_at: float | None = None
         self._clear()
 
@@ -78,17 +78,25 @@ class Inbox:
         self._extend_all = False
         self._started: list[tuple[int, int]] = []
 
+    def stop(self) -> None:
+        """Take no more messages. What is done is still told."""
+        self.goes_on = False
+
+    def close(self) -> None:
+        """The stay is over: nothing is taken or told any more."""
+        self.goes_on, self._closed = False, True
+
     # Messages in
 
     def deliver(self, delivery: Delivery) -> None:
         """Take in what the broker has pushed."""
-        if not self.closed:
+        if not self._closed:
             self._deliveries.append(delivery)
             self.held += delivery.count
 
     def take(self) -> Portion | None:
         """Return what to handle next, or None. Send the words first if `urgent`."""
-        messages = [] if self.closed or self.stopped else self._next()
+        messages = self._next() if self.goes_on else []
         if not messages:
             return None
         portion = Portion(self, messages)
@@ -113,15 +121,21 @@ class Inbox:
         return []
 
     def _name(self, portion: Portion) -> None:
-        """Handle redelivered messages in the open, and with them everything that is in hand at the same time."""
-        others = set(self._in_hand.values())
-        redelivered = portion.messages[0].attempt > 1
-        if not redelivered and not any(other.named for other in others):
-            return
-        for each in [portion, *others]:
-            if not each.named:
-                each.named = self.urgent = True
-                self._started += [_place(message) for message in each.messages]
+        """Handle a redelivered message in the open, and with it everything that is in hand at the same time.
+
+        Whoever is named stays so until it is settled. So what is taken beside it is named too, and that goes on until
+        nothing is in hand: otherwise the one that is named would be charged with the deaths of those that are not.
+        """
+        if self._open:
+            self._start([portion])
+        elif portion.messages[0].attempt > 1:
+            self._open = True
+            self._start(self._in_hand.values())
+
+    def _start(self, portions: Iterable[Portion]) -> None:
+        self.urgent = True
+        named = {_place(message): None for portion in portions for message in portion.messages}
+        self._started += named
 
     # What became of them
 
@@ -174,7 +188,7 @@ class Inbox:
             portion.told = done
 
     def _ack(self, messages: list[Message]) -> None:
-        if not self.closed:
+        if not self._closed:
             self._acked.setdefault(messages[0].partition, []).extend([message.offset for message in messages])
             self.unsent += len(messages)
             self.held -= len(messages)
@@ -192,11 +206,12 @@ class Inbox:
 
     def _is_in_hand(self, message: Message) -> bool:
         portion = self._in_hand.get(_place(message))
-        return portion is not None and portion.messages[0].came_with(message) and not self.closed
+        return portion is not None and portion.messages[0].came_with(message) and not self._closed
 
     def _pick(self, message: Message) -> None:
         """Take one message out of hand that was settled by hand."""
-        self._let_go(self._in_hand.pop(_place(message)))
+        del self._in_hand[_place(message)]
+        self._let_go()
         if self._lanes:
             self._lanes.released([message])
 
@@ -204,15 +219,14 @@ class Inbox:
         first = _place(portion.messages[0])
         if self._in_hand.get(first) is portion:
             del self._in_hand[first]
-        self._let_go(portion)
+        self._let_go()
         if self._lanes:
             self._lanes.released(portion.messages)
 
-    def _let_go(self, portion: Portion) -> None:
+    def _let_go(self) -> None:
         """What was named must be settled before the next handler starts."""
-        if portion.named:
-            self.urgent = True
-            self._named -= 1
+        self.urgent = self.urgent or self._open
+        self._open = self._open and bool(self._in_hand)
 
     def _drop_followers(self, portion: Portion, failed: Message) -> None:
         lanes, done = self._lanes, portion.done
@@ -236,7 +250,7 @@ class Inbox:
     @property
     def full(self) -> bool:
         """Should what is unsent go out now, so that the broker can send more?"""
-        return self.unsent >= self.enough
+        return self.unsent >= self._enough
 
     def tick(self, now: float) -> bool:
         """Called every now and then: look what is done, renew leases; returns whether there are words to send."""
@@ -248,12 +262,12 @@ class Inbox:
         elif now >= self._extend_at:
             self._extend_at = now + self.terms.ack_deadline / 3
             self._extend_all = True
-        return self.has_words and not self.closed
+        return self.has_words and not self._closed
 
     def words(self) -> bytes:
         """Return the body of a SETTLE with all that is to be told, and forget it; told() follows if it was sent."""
         self._gather()
-        if self.closed or not self.has_words:
+        if self._closed or not self.has_words:
             return b""
         runs = [(partition, run) for partition, offsets in self._acked.items() for run in _runs(offsets)]
         parts: dict[str, Any] = {

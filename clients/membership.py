@@ -127,7 +127,7 @@ class Membership:
         """Take no more messages, for good."""
         self.leaving = True
         if self.inbox is not None:
-            self.inbox.stopped = True
+            self.inbox.stop()
 
     def leave(self, conversation: Conversation) -> bytes:
         """Return the UNSUBSCRIBE to send, unless we are out; call stop() before."""
@@ -147,7 +147,7 @@ class Membership:
         """The connection is gone, and with it the leases."""
         self._asked, self._retry_at = None, 0.0
         if self.inbox is not None:
-            self.inbox.closed = True
+            self.inbox.close()
             self.inbox = None
 
     def words(self, conversation: Conversation) -> bytes:

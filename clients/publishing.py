@@ -41,12 +41,6 @@ class Form:
         self._pack = _packer(len(self._properties))
         self.overhead = OVERHEAD + len(self._properties)
 
-    def head(self, number: int, size: int) -> bytes:
-        """Return a PUBLISH frame up to its body of `size` bytes."""
-        length = len(self._properties)
-        total = self.overhead + size
-        return self._pack(total, int(MessageType.PUBLISH), number, self._timestamp_ms, length, self._properties, size)
-
     def frames(self, first_number: int, bodies: Sequence[bytes]) -> bytes:
         """Return one PUBLISH frame for each body, numbered from `first_number` on."""
         pack, type, overhead, timestamp = self._pack, int(MessageType.PUBLISH), self.overhead, self._timestamp_ms
@@ -70,10 +64,13 @@ class MixedForm(Form):
 
     def frames(self, first_number: int, bodies: Sequence[bytes]) -> bytes:
         """Return one PUBLISH frame for each body, numbered from `first_number` on."""
-        parts: list[bytes] = []
+        type, parts = int(MessageType.PUBLISH), list[bytes]()
+        add = parts.append
         for number, (form, body) in enumerate(zip(self._forms, bodies, strict=True), first_number):
-            parts.append(form.head(number, len(body)))
-            parts.append(body)
+            size, properties = len(body), form._properties
+            head = (form.overhead + size, type, number, form._timestamp_ms, len(properties), properties, size)
+            add(form._pack(*head))
+            add(body)
         return b"".join(parts)
 
 

@@ -19,8 +19,8 @@ from clients.errors import PublishFailed, UnknownPartition, UnknownTopic
 from clients.publishing import PORTION, Body, Form, MixedForm
 from clients.receipts import Offsets
 
-RUN = 64 * 1024  # bytes of frames for one partition that are worth being sent as a run
-BLOCK = 2 * 1024 * 1024  # bytes that are gathered at most before they are sent, however many partitions there are
+RUN = 256 * 1024  # bytes of frames for one partition: each run costs the broker an fsync of that partition's log
+BLOCK = 4 * 1024 * 1024  # bytes that are gathered at most before they are sent, however many partitions there are
 KEYS_REMEMBERED = 50_000
 PARTITIONS_KNOWN_FOR = 60.0  # seconds until a topic is asked again how many partitions it has
 

@@ -33,11 +33,11 @@ async def handle_in_thread(portion: Portion, handler: Callable[[Any], Any], batc
 async def handle_in_task(portion: Portion, handler: Callable[[Any], Any], batches: bool) -> BaseException | None:
     """For async handlers. A cancellation goes through."""
     try:
-        if batches:
+        if not batches:
+            await _handle_each(portion, handler)
+        elif portion.inbox.goes_on:
             await handler(portion.messages)
             portion.done = len(portion.messages)
-        else:
-            await _handle_each(portion, handler)
     except BaseException as error:
         if _is_cancellation(error):
             raise
@@ -48,7 +48,7 @@ async def handle_in_task(portion: Portion, handler: Callable[[Any], Any], batche
 async def _handle_each(portion: Portion, handler: Callable[[Any], Any]) -> None:
     inbox = portion.inbox
     for message in portion.messages[portion.done :]:
-        if inbox.stopped or inbox.closed:
+        if not inbox.goes_on:
             return
         await handler(message)
         portion.done += 1

@@ -67,7 +67,7 @@ class Messages:
             return None
         portion.done += 1
         inbox = portion.inbox
-        if portion.done < len(portion.messages) and not (inbox.stopped or inbox.closed):
+        if portion.done < len(portion.messages) and inbox.goes_on:
             return portion.messages[portion.done]
         inbox.returned(portion)
         self._portion = None

@@ -1,6 +1,6 @@
 """core.publishing: the publishes of one peer on their way into the logs, and the answers to them.
 
-May import: core.broker, core.connection, core.errors, core.producers, core.replies, storage.engine, trio,
+May import: core.broker, core.connection, core.errors, core.producers, core.replies, core.signals, storage.engine,
     the standard library.
 Never: sockets, files.
 """
@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import trio
-
 from core.broker import MessageBroker
 from core.connection import Publishes, Route, ServerConnection
 from core.errors import REPLIES, BadRequest, BrokerError, UnknownTopic
 from core.producers import Producer, Stored
 from core.replies import now_ms, refusal, stored
+from core.signals import Signal
 from storage.engine import Done, PartitionLog, Run
 
 
@@ -29,7 +28,7 @@ class Publishing:
         self._send = send
         self._producer: Producer | None = None
         self._unsettled = 0  # runs given to a log and not yet answered
-        self._all_settled = trio.Event()
+        self._all_settled = Signal()
         self.acks_in_runs = False
 
     def continue_as(self, wanted: str) -> str:
@@ -119,7 +118,6 @@ class Publishing:
         self._unsettled -= 1
         if not self._unsettled:
             self._all_settled.set()
-            self._all_settled = trio.Event()
 
     # Publishes that were sent again
 

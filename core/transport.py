@@ -1,6 +1,6 @@
 """core.transport: one peer's socket: receive when there is something, send now what fits, the rest when it can.
 
-May import: trio, the standard library.
+May import: core.signals, trio, the standard library.
 Never: anything else of ours.
 
 It sits directly on a non-blocking socket and trio's wait_readable/wait_writable. A reply is then one `send` in the
@@ -16,7 +16,19 @@ from collections.abc import Callable
 
 import trio
 
+from core.signals import Signal
+
 RECEIVE_BYTES = 262_144
+# One for all peers of an event loop: a buffer of this size for every recv() would cost more than most requests.
+_buffer: trio.lowlevel.RunVar[memoryview] = trio.lowlevel.RunVar("receive buffer")
+
+
+def _receive_buffer() -> memoryview:
+    try:
+        return _buffer.get()
+    except LookupError:
+        _buffer.set(memoryview(bytearray(RECEIVE_BYTES)))
+        return _buffer.get()
 
 
 class Transport:
@@ -28,7 +40,7 @@ class Transport:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
         self._queue: deque[bytes | memoryview] = deque()
-        self._changed = trio.Event()  # something was queued, or the queue has emptied
+        self._changed = Signal()  # something was queued, or the queue has emptied
         self.queued = 0  # bytes that wait for the peer to read
         self.progress_at = trio.current_time()  # when the peer last took queued bytes
         self.has_emptied: Callable[[], None] | None = None  # called when nothing is queued any more
@@ -41,10 +53,11 @@ class Transport:
 
     async def receive(self) -> bytes:
         """Return what the peer has sent; b"" when it has gone."""
+        buffer = _receive_buffer()
         while True:
             await trio.lowlevel.wait_readable(self._socket)
             try:
-                return self._socket.recv(RECEIVE_BYTES)
+                return bytes(buffer[: self._socket.recv_into(buffer)])
             except (BlockingIOError, InterruptedError):
                 continue
             except OSError:
@@ -62,7 +75,7 @@ class Transport:
             self.progress_at = trio.current_time()
         self._queue.append(memoryview(data)[taken:])
         self.queued += len(data) - taken
-        self._change()
+        self._changed.set()
 
     def _send_now(self, data: bytes | memoryview) -> int:
         try:
@@ -77,11 +90,7 @@ class Transport:
         self.gone = True
         self.queued = 0
         self._queue.clear()
-        self._change()
-
-    def _change(self) -> None:
         self._changed.set()
-        self._changed = trio.Event()
 
     async def send_queued(self) -> None:
         """Send what send() queues, for ever; returns when the peer has gone."""
@@ -104,15 +113,14 @@ class Transport:
                 self._queue[0] = part[taken:]
                 return
             self._queue.popleft()
-        self._change()
+        self._changed.set()
         if self.has_emptied is not None:
             self.has_emptied()
 
     async def wait_for_room(self, limit: int) -> None:
         """Return when at most `limit` bytes are queued, or the peer has gone."""
         while self.queued > limit:
-            changed = self._changed
-            await changed.wait()
+            await self._changed.wait()
 
     def abort(self) -> None:
         """Make close() a reset: what the peer has not read is thrown away, in the kernel too."""

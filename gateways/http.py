@@ -66,6 +66,7 @@ class HttpSession:
         self._peer = peer
         self._context = WorkerContext(None)
         self._draining = trio.Event()
+        self._lingering = trio.CancelScope()
         self._scope = trio.CancelScope()
 
     async def run(self) -> None:
@@ -87,7 +88,8 @@ class HttpSession:
 
     async def _linger(self) -> None:
         """Let a peer that is still sending read its answer: closing now would be a reset, and might destroy it."""
-        with trio.move_on_after(LINGER), suppress(OSError):
+        self._lingering.deadline = trio.current_time() + LINGER
+        with self._lingering, suppress(OSError):
             self._peer.transport.sock.shutdown(socket.SHUT_WR)
             while await self._peer.transport.receive():
                 pass
@@ -102,6 +104,7 @@ class HttpSession:
         self._door.service.waits.end()
         self._door.service.streams.drain()
         self._draining.set()
+        self._lingering.cancel()
 
     def check_life(self, interval: float) -> None:
         """Called now and then: drop a peer that does not read."""

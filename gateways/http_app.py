@@ -1,8 +1,8 @@
 """gateways.http_app: the table of routes as an ASGI application: every request checked, every failure answered.
 
 May import: core.broker, core.errors, gateways.http_bodies, gateways.http_consumers, gateways.http_errors,
-    gateways.http_messages, gateways.http_rows, gateways.http_service, gateways.http_streams,
-    gateways.http_subscriptions, gateways.http_topics, msgspec, starlette, the standard library.
+    gateways.http_messages, gateways.http_page, gateways.http_rows, gateways.http_service, gateways.http_streams,
+    gateways.http_subscriptions, gateways.http_summary, gateways.http_topics, msgspec, starlette, the standard library.
 Never: trio, sockets, files.
 """
 
@@ -24,7 +24,15 @@ from starlette.types import Receive, Scope, Send
 
 from core.broker import MessageBroker
 from core.errors import BrokerError, Internal
-from gateways import http_consumers, http_messages, http_service, http_subscriptions, http_topics
+from gateways import (
+    http_consumers,
+    http_messages,
+    http_page,
+    http_service,
+    http_subscriptions,
+    http_summary,
+    http_topics,
+)
 from gateways.http_bodies import JSON, LINES, BodyReader, PeerGone, check_media_type, decode, parse_query
 from gateways.http_errors import HttpError, PartlyStored, no_such_route, refusal
 from gateways.http_rows import Answer, Call, Fields, Nothing, Row, Service, Waits
@@ -38,6 +46,8 @@ ROWS: Sequence[Row] = [
     *http_messages.ROWS,
     *http_consumers.ROWS,
     *http_subscriptions.ROWS,
+    *http_summary.ROWS,
+    *http_page.ROWS,
 ]
 SMALL_BODY = 1 << 20  # bytes; bodies of messages may be longer: see body_limit()
 NO_STORE = {"cache-control": "no-store"}  # what is told here is out of date at once

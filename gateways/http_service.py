@@ -1,7 +1,7 @@
 """gateways.http_service: the routes about the broker itself: is it well, what can it do, how much does it do.
 
-May import: core.broker, core.version, gateways.http_docs, gateways.http_openapi, gateways.http_rows, gateways.metrics,
-    msgspec, the standard library.
+May import: core.broker, core.version, gateways.http_docs, gateways.http_openapi, gateways.http_page,
+    gateways.http_rows, gateways.metrics, msgspec, the standard library.
 Never: trio, sockets, files.
 """
 
@@ -13,7 +13,7 @@ import msgspec
 
 from core.broker import MessageBroker
 from core.version import __version__
-from gateways import http_docs
+from gateways import http_docs, http_page
 from gateways.http_openapi import describe
 from gateways.http_rows import Answer, Call, Row
 from gateways.metrics import MEDIA_TYPE, render
@@ -37,7 +37,7 @@ class Status(msgspec.Struct, frozen=True, omit_defaults=True):
 
 async def index(call: Call) -> Answer:
     if "text/html" in call.headers.get("accept", ""):
-        return Answer(http_docs.welcome(), media_type=HTML)
+        return Answer(http_page.INDEX, media_type=HTML)
     endpoints = [f"{row.method} {row.path}" for row in call.service.rows]
     return Answer(Index("qb", __version__, endpoints))
 

@@ -1,6 +1,6 @@
 """storage.gathering: runs that wait for their batch to be written.
 
-May import: core.errors, storage.engine, trio, the standard library.
+May import: core.errors, core.signals, storage.engine, the standard library.
 Never: files, threads, offsets.
 """
 
@@ -10,9 +10,8 @@ import logging
 import time
 from typing import NamedTuple
 
-import trio
-
 from core.errors import BrokerError
+from core.signals import Signal
 from storage.engine import Done, Run
 
 logger = logging.getLogger(__name__)
@@ -33,7 +32,7 @@ class Gathering:
         self._limit = limit  # bytes; reaching it stops nobody, but has_room tells publishers to wait
         self._waiting: list[Waiting] = []
         self._bytes = 0
-        self._taken = trio.Event()
+        self._taken = Signal()
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -56,7 +55,6 @@ class Gathering:
         """Return everything that has gathered and begin anew."""
         taken, self._waiting, self._bytes = self._waiting, [], 0
         self._taken.set()
-        self._taken = trio.Event()
         return taken
 
 

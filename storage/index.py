@@ -11,18 +11,21 @@ import struct
 import sys
 import threading
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import repeat
 
 from storage.files import OpenFiles, datasync, read_all, read_cached, write_all
 
 ENTRY = struct.Struct(">QQ")  # position in the log, append time in ms
+FEW = 8  # entries for which arrays do not pay
 WRITE_AT = 4096  # bytes of entries that gather before they are written
 
 
-def encode(positions: Iterable[int], append_ms: int) -> bytes:
+def encode(positions: Sequence[int], append_ms: int) -> bytes:
     """Return the entries of records that were appended at the same time."""
+    if len(positions) <= FEW:
+        return b"".join([ENTRY.pack(position, append_ms) for position in positions])
     entries = Entries()
     entries.add(positions, append_ms)
     return entries.encode()

@@ -1,7 +1,7 @@
 """storage.partition_log: a row of segments as one log; knows whom to ask, never sees a byte layout.
 
-May import: core.errors, storage.batches, storage.commit, storage.engine, storage.gathering, storage.recovery,
-    storage.segment, storage.shared, storage.tail, trio, the standard library.
+May import: core.errors, core.signals, storage.batches, storage.commit, storage.engine, storage.gathering,
+    storage.recovery, storage.segment, storage.shared, storage.tail, trio, the standard library.
 Never: other logs, topics as a whole, metadata.
 
 Everything here belongs to the event loop. Commits run in writer threads, one at a time for a log, and come back as
@@ -21,6 +21,7 @@ from typing import TypeVar
 import trio
 
 from core.errors import BrokerError, Internal, LogDamaged, LogPoisoned, OffsetOutOfRange, UnknownTopic
+from core.signals import Signal
 from storage.batches import BadBatch
 from storage.commit import Commit, Committed, Failed
 from storage.engine import Chunk, Done, LogState, Range, Run
@@ -51,7 +52,7 @@ class LocalLog:
         self._tail = Tail()
         self._gathering = Gathering(shared.settings.max_pending_bytes)
         self._writing: list[Waiting] = []
-        self._idle = trio.Event()
+        self._idle = Signal()
         self._watchers: dict[object, Callable[[], None]] = {}
         self._refusal: BrokerError | None = None  # poisoned, deleted or shut down: why nothing is appended any more
         health.damage = health.damage or found.damage
@@ -163,7 +164,7 @@ class LocalLog:
             error = self._take_back(result)
             tell(waiting + self._gathering.take(), error, 0)
         if not self._writing:
-            self._set_idle()
+            self._idle.set()
 
     def _count(self, answered: list[Waiting], committed: Committed) -> None:
         batch, measures = committed.batch, self._shared.measures
@@ -223,7 +224,7 @@ class LocalLog:
         self.refuse(error)
         waiting, self._writing = self._writing, []
         tell(waiting, error, 0)
-        self._set_idle()
+        self._idle.set()
 
     def write_index(self) -> None:
         """Write what the index still has in memory; the next start then finds it whole. Blocks."""
@@ -249,10 +250,6 @@ class LocalLog:
         count = min(count, len(self._segments) - 1)
         dropped, self._segments = self._segments[:count], self._segments[count:]
         return dropped
-
-    def _set_idle(self) -> None:
-        self._idle.set()
-        self._idle = trio.Event()
 
     # Reading
 

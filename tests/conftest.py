@@ -38,7 +38,7 @@ def free_port() -> int:
 
 
 class BrokerProcess:
-    """`python server.py` on a free port, with a data directory of its own; only frames unless other doors are asked for."""
+    """`python server.py` on a free port, with a data directory of its own; other doors only if they are asked for."""
 
     def __init__(self, directory: Path, prefix: tuple[str, ...] = (), **settings: object) -> None:
         self.data_dir = directory / "data"

@@ -19,7 +19,6 @@ from core.frames import Frame, MessageType, decode_frame, encode_frame, frame_le
 from core.groups import Groups
 from core.membership import Partition
 
-
 LIVES = count()
 
 

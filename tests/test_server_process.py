@@ -22,7 +22,7 @@ def run_server(*flags: str, **environment: str) -> subprocess.CompletedProcess[s
     clean = {name: value for name, value in os.environ.items() if not name.startswith("QB_")}
     return subprocess.run(
         [sys.executable, str(ROOT / "server.py"), *flags],
-        env=clean | environment,
+        env=clean | {"QB_JSON_PORT": "0", "QB_HTTP_PORT": "0"} | environment,
         capture_output=True,
         text=True,
         timeout=30,

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from clients.calls import handle, reason_of
 from clients.conversation import Conversation
 from clients.errors import SubscriptionBusy, SubscriptionRemoved, UnknownSubscription
 from clients.inbox import FLUSH, Inbox, Manner, Terms
-from clients.membership import TICK, Membership, Plan, handle, plan, reason_of
+from clients.membership import TICK, Membership, Plan, plan
 from clients.message import Delivery, Message
 from core.errors import PeerMisbehaved
 from core.frames import Frame, MessageType, decode_frame, encode_frame
@@ -206,7 +207,8 @@ def test_a_stopped_stay_takes_nothing_more_and_tells_what_is_done() -> None:
 
     def handler(message: Message) -> None:
         seen.append(message.offset)
-        stay.inbox.stopped = message.offset == 1
+        if message.offset == 1:
+            stay.inbox.stop()
 
     assert handle(portion, handler, False) is None
     stay.inbox.returned(portion)
@@ -219,10 +221,20 @@ def test_nothing_is_told_after_the_connection_was_lost() -> None:
     stay = Stay()
     stay.deliver(range(5))
     portion = stay.take()
-    stay.inbox.closed = True
+    stay.inbox.close()
     stay.finish(portion)
     assert stay.words() == {}
     assert stay.inbox.take() is None
+
+
+def test_a_stopped_stay_starts_no_batch() -> None:
+    stay = Stay(batches=True)
+    stay.deliver(range(5))
+    portion = stay.take()
+    stay.inbox.stop()
+    assert handle(portion, lambda messages: pytest.fail("called"), True) is None
+    stay.inbox.returned(portion)
+    assert stay.words() == {}
 
 
 # Failures
@@ -332,7 +344,7 @@ def test_everything_in_hand_beside_a_redelivered_message_is_named_too() -> None:
     assert stay.words() == {}
     stay.finish(fresh[0])
     redelivered = stay.take()
-    assert stay.words() == {"acks": [[0, 0, 1, 1]], "started": [[0, 3], [0, 1], [0, 2]]}
+    assert stay.words() == {"acks": [[0, 0, 1, 1]], "started": [[0, 1], [0, 2], [0, 3]]}
     stay.finish(fresh[1])
     assert stay.inbox.urgent
     beside = stay.take()

@@ -1,0 +1,30 @@
+"""core.signals: waking whoever waits, at no cost while nobody does.
+
+May import: trio, the standard library.
+Never: anything else of ours.
+"""
+
+from __future__ import annotations
+
+import trio
+
+
+class Signal:
+    """Something that happens again and again. Look at the state first, then wait for the next time."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event: trio.Event | None = None
+
+    def set(self) -> None:
+        """Wake everybody who waits now."""
+        if self._event is not None:
+            self._event.set()
+            self._event = None
+
+    async def wait(self) -> None:
+        """Return when set() is called the next time."""
+        if self._event is None:
+            self._event = trio.Event()
+        await self._event.wait()
