@@ -1,6 +1,6 @@
 """cli.consume: pull messages: some of a partition, or all of a topic as a member of a consumer group.
 
-May import: cli.command, cli.messages, cli.subscriptions, clients.blocking_consumer, core.kinds, the standard library.
+May import: cli.command, cli.messages, clients.blocking_consumer, core.kinds, the standard library.
 Never: rich, storage.
 """
 
@@ -13,7 +13,6 @@ from contextlib import contextmanager
 
 from cli.command import Command, Outcome, broker, of_kind
 from cli.messages import as_data, show_message
-from cli.subscriptions import place
 from clients.blocking_consumer import Consumer
 from core.kinds import INTEGER, SECONDS, Kind
 
@@ -24,6 +23,7 @@ def parse_offset(text: str) -> int:
 
 
 OFFSET = Kind("an offset, earliest or latest", parse_offset)
+START = Kind(OFFSET.noun, lambda text: text if text in ("earliest", "latest") else int(text)).within(0)
 
 
 def _fetch_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +57,7 @@ def _consume_arguments(parser: argparse.ArgumentParser) -> None:
         "--from",
         metavar="OFFSET",
         dest="start",
-        type=place,
+        type=of_kind(START),
         default="earliest",
         help="where a group begins that has committed nothing: earliest, latest or an offset (earliest)",
     )

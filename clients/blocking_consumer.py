@@ -1,7 +1,7 @@
 """clients.blocking_consumer: Consumer, a member of a consumer group, for threads.
 
-May import: core.errors, core.frames, clients.consumer, clients.conversation, clients.errors, clients.fetcher,
-clients.holdings, clients.link, clients.message, the standard library.
+May import: core.errors, core.frames, clients.consumer, clients.consumer_options, clients.conversation, clients.errors,
+clients.fetcher, clients.holdings, clients.link, clients.message, the standard library.
 Never: trio.
 
 A thread of its own, the keeper, says what the member has to say and sends the fetches; the link's thread files their
@@ -19,7 +19,8 @@ from math import inf
 from time import monotonic
 from types import TracebackType
 
-from clients.consumer import Ask, ConsumerState, Wish, checked_options
+from clients.consumer import Ask, ConsumerState, Wish
+from clients.consumer_options import checked_options
 from clients.conversation import Conversation, answer_of
 from clients.errors import QBError, RequestRefused, RequestTimedOut, StaleGeneration
 from clients.fetcher import Fetcher

@@ -1,6 +1,7 @@
 """clients.consumer: what a member of a consumer group has to say, and when; answers in, requests out.
 
-May import: core.errors, clients.errors, clients.holdings, clients.message, the standard library.
+May import: core.errors, clients.consumer_options, clients.errors, clients.holdings, clients.message,
+the standard library.
 Never: sockets, threads, trio, time.
 
 docs/GROUPS.md, "What a member does", is the contract. One request is on its way at a time: next_ask() names it, and
@@ -9,11 +10,12 @@ answered(), refused() or unanswered() takes what became of it. `now` is in secon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+from clients.consumer_options import Options
 from clients.errors import QBError, RequestRefused, StaleGeneration
 from clients.holdings import Held, Holdings, Partition
 from clients.message import Message
@@ -25,40 +27,6 @@ PAUSE = 0.2  # seconds after a failure
 _NOT_A_MEMBER = {Code.UNKNOWN_GROUP, Code.UNKNOWN_MEMBER, Code.STALE_GENERATION}
 _HOPELESS = {Code.BAD_REQUEST, Code.BAD_NAME, Code.UNKNOWN_TOPIC}  # a join would be refused again and again
 _NOT_COMMITTABLE = {Code.OFFSET_OUT_OF_RANGE, Code.UNKNOWN_TOPIC, Code.UNKNOWN_PARTITION}
-
-
-class Options(NamedTuple):
-    """How a consumer consumes; see checked_options()."""
-
-    group_id: str
-    topics: tuple[str, ...]
-    auto_commit: bool
-    commit_interval: float
-    start: str | int
-    max_poll_records: int
-    session_timeout: float
-    rebalance_timeout: float
-
-
-def checked_options(
-    group_id: str,
-    topics: str | Iterable[str],
-    auto_commit: bool,
-    auto_commit_interval_ms: int,
-    start: str | int,
-    max_poll_records: int,
-    session_timeout: float,
-    rebalance_timeout: float,
-) -> Options:
-    """Return the options; what only the broker can judge is left to it. Raises ValueError."""
-    named = (topics,) if isinstance(topics, str) else tuple(topics)
-    if start not in ("earliest", "latest") and not (isinstance(start, int) and start >= 0):
-        raise ValueError(f"start must be 'earliest', 'latest' or an offset from 0 on, not {start!r}")
-    if max_poll_records < 1 or auto_commit_interval_ms < 1:
-        raise ValueError("max_poll_records and auto_commit_interval_ms must be at least 1")
-    interval = auto_commit_interval_ms / 1000
-    timeouts = session_timeout, max(session_timeout, rebalance_timeout)
-    return Options(group_id, named, auto_commit, interval, start, max_poll_records, *timeouts)
 
 
 class Ask(NamedTuple):
@@ -289,13 +257,14 @@ class ConsumerState:
     def wish_commit(self, message: Message | None) -> Wish:
         """Commit all that was handed out, or up to one message. Raises StaleGeneration if that is not ours."""
         if message is None:
+            if self.holdings.lost:
+                raise StaleGeneration(Code.STALE_GENERATION, "what is in hand belongs to another consumer now")
             self.holdings.all_is_handled()
             wish = Wish(self.holdings.handled(self.holdings))
         else:
-            partition = Partition(message.topic, message.partition)
-            held = self._find(partition)
+            held = self._find(Partition(message.topic, message.partition))
             held.handled = max(held.handled, message.offset + 1)
-            wish = Wish({partition: message.offset + 1})
+            wish = Wish({held.partition: message.offset + 1})
         if not wish.settled:
             self._wishes.append(wish)
         return wish
@@ -305,13 +274,14 @@ class ConsumerState:
         self._wishes = [other for other in self._wishes if other is not wish]
 
     def seek(self, partition: Partition, offset: int) -> None:
-        """Go on from another offset. Raises StaleGeneration if the partition is not ours."""
-        self._find(partition)
+        """Go on from another offset. Raises StaleGeneration if the partition is not ours, or not for much longer."""
+        if self._find(partition).stopped:
+            raise StaleGeneration(Code.STALE_GENERATION, f"this consumer has to give up {partition}")
         self.holdings.seek(partition, offset)
 
     def _find(self, partition: Partition) -> Held:
         held = self.holdings.get(partition)
-        if held is None or held.stopped:
+        if held is None:
             raise StaleGeneration(Code.STALE_GENERATION, f"this consumer does not hold {partition}")
         return held
 

@@ -95,6 +95,7 @@ class Holdings:
         self._held: dict[Partition, Held] = {}  # the next to be fetched first
         self._ready: deque[Held] = deque()  # with messages to hand out; the next in turn first
         self._in_hand: list[Held] = []
+        self.lost = False  # what is in hand is not ours any more
 
     def __iter__(self) -> Iterator[Held]:
         return iter(self._held.values())
@@ -122,7 +123,8 @@ class Holdings:
         self.allow(())
 
     def clear(self) -> None:
-        """Drop everything as if it had never been ours."""
+        """Drop everything: it is not ours any more."""
+        self.lost = self.lost or bool(self._in_hand)
         self.stop_all()
         self._held.clear()
 
@@ -187,6 +189,7 @@ class Holdings:
             if held.has_more and not held.stopped:
                 self._ready.append(held)
         self._in_hand.clear()
+        self.lost = False
 
     def take(self) -> Held | None:
         """Return the next in turn that has messages; it is in hand from now on."""

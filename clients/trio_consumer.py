@@ -1,7 +1,7 @@
 """clients.trio_consumer: AsyncConsumer, a member of a consumer group, for trio.
 
-May import: core.errors, core.frames, clients.consumer, clients.conversation, clients.errors, clients.fetcher,
-clients.holdings, clients.message, clients.trio_link, trio, the standard library.
+May import: core.errors, core.frames, clients.consumer, clients.consumer_options, clients.conversation, clients.errors,
+clients.fetcher, clients.holdings, clients.message, clients.trio_link, trio, the standard library.
 Never: threads.
 
 The same shape as clients.blocking_consumer. The keeper is a system task, as the link's is, so that a consumer needs no
@@ -18,7 +18,8 @@ from types import TracebackType
 
 import trio
 
-from clients.consumer import Ask, ConsumerState, checked_options
+from clients.consumer import Ask, ConsumerState
+from clients.consumer_options import checked_options
 from clients.conversation import Conversation, answer_of
 from clients.errors import QBError, RequestRefused, RequestTimedOut, StaleGeneration
 from clients.fetcher import Fetcher

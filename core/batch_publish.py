@@ -114,15 +114,22 @@ async def publish_many(
 async def _gather(broker: MessageBroker, topic: str, messages: Sequence[Outgoing], timestamp_ms: int) -> list[Gathered]:
     """Make frames of the messages and sort them by log. Raises BrokerError, BadMessage."""
     broker.topic(topic)
+    most = broker.settings.server.max_message_size
+    known: dict[tuple[int | None, str | None], bytes] = {}  # the properties of messages that have none of their own
     gathered: dict[PartitionLog, Gathered] = {}
     for index, (body, partition, key, properties) in enumerate(messages):
+        encoded = None if properties or len(body) > most else known.get((partition, key))
         try:
-            encoded = broker.stored_properties(topic, partition, key, properties, body)
+            if encoded is None:
+                encoded = broker.stored_properties(topic, partition, key, properties, body)
+                if not properties:
+                    known[partition, key] = encoded
             where = broker.route(topic, partition, key)
         except BrokerError as error:
             raise BadMessage(index, error) from None
-        frame = encode_frame(MessageType.DATA, 0, timestamp_ms, encoded, body)
-        gathered.setdefault(where, Gathered(where)).add(index, frame)
+        if where not in gathered:
+            gathered[where] = Gathered(where)
+        gathered[where].add(index, encode_frame(MessageType.DATA, 0, timestamp_ms, encoded, body))
         if index % AT_ONCE == AT_ONCE - 1:
             await trio.lowlevel.checkpoint()
     return list(gathered.values())

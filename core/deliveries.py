@@ -55,11 +55,21 @@ class Live:
         self.serving = False
         self.again = False  # something happened while it was being served
         self.unwatch: list[Callable[[], None]] = []
+        self._message_bytes = float(READ_BYTES)  # of the messages read last; as large as can be until we know
 
     @property
     def key(self) -> str:
         """Where the metadata keeps it."""
         return f"subscription/{self.name}"
+
+    def bytes_for(self, count: int) -> int:
+        """Return about how many bytes so many messages take: reading more than is wanted would be in vain."""
+        return min(READ_BYTES, int(count * self._message_bytes) + 1)
+
+    def note_size(self, chunk: Chunk) -> None:
+        """Learn how large messages are."""
+        if chunk.positions:
+            self._message_bytes = chunk.size / len(chunk.positions)
 
     def ends(self) -> dict[int, int]:
         """Return the visible end of each partition."""
@@ -226,7 +236,9 @@ class Deliveries:
                 wanted = live.subscription.wanted(partition)
             if not wanted or wanted.start >= each.end_offset:
                 continue
-            chunk = each.read_recent(wanted.start, READ_BYTES) or await each.read(wanted.start, READ_BYTES)
+            most = live.bytes_for(len(wanted))
+            chunk = each.read_recent(wanted.start, most) or await each.read(wanted.start, most)
+            live.note_size(chunk)
             chunks[partition] = chunk
             usable = min(len(chunk.positions), len(wanted))
             if live.subscription.options.mode is Mode.KEY_SHARED:

@@ -179,7 +179,7 @@ class SubscriptionManager:
             floor = max(live.subscription.floor(partition), log.first_offset)
             if floor < log.end_offset:
                 chunk = await log.read(floor, 1)
-                times.append(int.from_bytes(chunk.data[16:24], "big"))  # the frame's timestamp
+                times.append(int.from_bytes(chunk.frames[16:24], "big"))  # the frame's timestamp
         return min(times, default=None)
 
     async def explain(self, subscription_id: str, offset: int, partition: int = 0) -> dict[str, str]:

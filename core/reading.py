@@ -77,14 +77,14 @@ async def _is_enough(log: PartitionLog, offset: int, limits: Limits, turn: Turn)
     """Is there so much that waiting longer would not bring more in one answer, or as much as was asked for?"""
     async with turn():
         chunk = await log.read(offset, limits.max_bytes)
-    return len(chunk.data) >= limits.min_bytes or chunk.next_offset < log.end_offset
+    return chunk.size >= limits.min_bytes or chunk.next_offset < log.end_offset
 
 
 def first_messages(chunk: Chunk, most: int) -> Chunk:
     """Return the chunk cut to its first `most` messages."""
     if len(chunk.positions) <= most:
         return chunk
-    return Chunk(chunk.first_offset, chunk.data[: chunk.positions[most]], chunk.positions[:most])
+    return chunk._replace(positions=chunk.positions[:most], end=chunk.positions[most])
 
 
 def messages(chunk: Chunk) -> list[Frame]:

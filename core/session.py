@@ -239,7 +239,7 @@ class Session:
         limits = Limits(wanted.max_messages, wanted.max_bytes, wanted.max_wait, wanted.min_bytes)
         chunk = await self._broker.fetch(wanted.topic, wanted.partition, wanted.offset, limits, self._turn_to_read)
         state = {"offset": str(chunk.first_offset), "count": str(len(chunk.positions))}
-        return success(frame, state, chunk.data)
+        return success(frame, state, chunk.frames)
 
     @asynccontextmanager
     async def _turn_to_read(self) -> AsyncIterator[None]:

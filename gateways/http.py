@@ -40,6 +40,7 @@ class HttpDoor:
 
     def __init__(self, broker: MessageBroker) -> None:
         self.service = make_service(broker)
+        self._drained = False
         self._app = ASGIWrapper(make_app(self.service))  # type: ignore[arg-type]  # the same, in other words
         self._config = Config()
         self._config.errorlog = logging.getLogger("qb.http")
@@ -52,6 +53,13 @@ class HttpDoor:
 
     def refuse(self, error: BrokerError) -> bytes:
         return raw_response(*refusal(error))
+
+    def drain(self) -> None:
+        """End what would go on: for all sessions, when the first one is told to."""
+        if not self._drained:
+            self._drained = True
+            self.service.waits.end()
+            self.service.streams.drain()
 
     async def converse(self, peer: Peer, context: WorkerContext) -> None:
         """Speak HTTP on a connection until it ends."""
@@ -101,8 +109,7 @@ class HttpSession:
 
     def drain(self) -> None:
         """Let nobody wait any longer, end the streams, answer what was received."""
-        self._door.service.waits.end()
-        self._door.service.streams.drain()
+        self._door.drain()
         self._draining.set()
         self._lingering.cancel()
 

@@ -50,16 +50,23 @@ class Chunk(NamedTuple):
     """Stored frames in offset order, seals among them, as they lie in the log."""
 
     first_offset: int
-    data: bytes
+    data: bytes  # holds them, and perhaps others before and after
     positions: Sequence[int]  # where each DATA frame starts in data
-
-    @property
-    def count(self) -> int:  # type: ignore[override]  # nobody counts occurrences in a chunk
-        return len(self.positions)
+    end: int = 0  # where the last one ends, or the seal behind it
 
     @property
     def next_offset(self) -> int:
         return self.first_offset + len(self.positions)
+
+    @property
+    def size(self) -> int:
+        """How many bytes the frames take."""
+        return self.end - self.positions[0] if self.positions else 0
+
+    @property
+    def frames(self) -> bytes:
+        """The frames and nothing else."""
+        return self.data[self.positions[0] : self.end] if self.positions else b""
 
 
 class LogState(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,24 +38,26 @@ DROPPED = Stored(0, 0, b"", ())  # stands where a batch was, so that its memory 
 def cut(batches: Sequence[Stored], at: int, offset: int, max_bytes: int) -> Chunk:
     """Return the records from `offset` on, which lies in batches[at], near `max_bytes` but at least one record."""
     first = batches[at]
-    rest = max_bytes - len(first.data)
-    if offset == first.first_offset and rest >= 0 and (at + 1 == len(batches) or len(batches[at + 1].data) > rest):
-        return Chunk(offset, first.data, first.positions)
-    parts: list[bytes] = []
-    positions: list[int] = []
-    size = 0
-    for index in range(at, len(batches)):
-        batch, room = batches[index], max_bytes - size
-        start, stop, taken = _fitting(batch, max(offset - batch.first_offset, 0), room)
-        whole = stop == len(batch.data)
-        if parts and (not whole or stop > room):
-            break  # a part of a batch, or too much, is only for those who would get nothing else
-        parts.append(batch.data[start:stop])
-        positions += [position + size - start for position in taken]
-        size += stop - start
-        if size >= max_bytes or not whole:
+    start, stop, taken = _fitting(first, offset - first.first_offset, max_bytes)
+    room = max_bytes - (stop - start)
+    if stop < len(first.data) or at + 1 == len(batches) or len(batches[at + 1].data) > room:
+        return Chunk(offset, first.data, taken, stop)  # from one batch: nothing is copied
+    return _join(batches, at, Chunk(offset, first.data, taken, stop), room)
+
+
+def _join(batches: Sequence[Stored], at: int, first: Chunk, room: int) -> Chunk:
+    """Return the chunk with the whole batches behind batches[at] that have room."""
+    parts = [first.frames]
+    size = first.size
+    positions = [position - first.positions[0] for position in first.positions]
+    for batch in batches[at + 1 :]:
+        room -= len(batch.data)
+        if room < 0:
             break
-    return Chunk(offset, b"".join(parts), positions)
+        parts.append(batch.data)
+        positions += [position + size for position in batch.positions]
+        size += len(batch.data)
+    return Chunk(first.first_offset, b"".join(parts), positions, size)
 
 
 def _fitting(batch: Stored, number: int, room: int) -> tuple[int, int, Sequence[int]]:

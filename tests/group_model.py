@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from clients.consumer import Ask, ConsumerState, Options
+from clients.consumer import Ask, ConsumerState
+from clients.consumer_options import Options
 from clients.conversation import Conversation
 from clients.errors import refusal
 from clients.fetcher import Fetcher

@@ -102,6 +102,7 @@ def test_a_group_consumes_and_goes_on_where_it_left(qb: Run, topic: str) -> None
     assert qb("consume", "--group", "c1", "--topic", topic, "--count", "2").out == "3\n4\n"
     assert qb("consume", "--group", "c2", "--topic", topic, "--from", "4", "--count", "1").out == "4\n"
     assert "there is no topic" in qb("consume", "--group", "c3", "--topic", "nowhere").err
+    assert qb("consume", "--group", "c3", "--topic", topic, "--from", "soon").code == 2
 
 
 def test_groups_are_listed_described_reset_and_deleted(qb: Run, topic: str, client: BrokerClient) -> None:

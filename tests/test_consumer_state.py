@@ -10,7 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from clients.consumer import Ask, ConsumerState, checked_options
+from clients.consumer import Ask, ConsumerState
+from clients.consumer_options import checked_options
 from clients.errors import BadName, StaleGeneration, UnknownGroup, refusal
 from clients.holdings import AHEAD, FETCHES, LONG_POLL, MAX_BYTES, MIN_BYTES, SHORT_POLL, Holdings, Partition
 from core.errors import Code
@@ -186,6 +187,8 @@ def test_a_partition_in_hand_is_given_up_and_committed_only_after_it_is_handled(
     two = joined(broker, 1.0, name="b")
     assert one.settle(4.0) == ["heartbeat_group"]
     assert len(two.holdings) == 0
+    with pytest.raises(StaleGeneration, match="has to give up"):
+        one.state.seek(Partition("t", 1), 5)
     assert one.next(4.0) is None or one.got[-1][0] == 0  # nothing more of the other partition
     assert one.settle(4.0) == ["commit_offsets", "sync_group"]
     assert broker.committed[Partition("t", 1)] == 1
@@ -227,7 +230,10 @@ def test_a_member_that_was_put_out_drops_everything_and_joins_under_a_new_id() -
     assert ask.method == "commit_offsets"
     assert isinstance(wish.error, UnknownGroup)
     assert len(member.holdings) == 0
+    with pytest.raises(StaleGeneration, match="belongs to another"):
+        member.state.wish_commit(None)
     assert member.next(0.0) is None
+    assert member.state.wish_commit(None).settled  # nothing is in hand any more
     again = member.say(0.0)
     assert again.method == "join_group"
     assert again.arguments["member"] != ask.arguments["member"]

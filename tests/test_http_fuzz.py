@@ -133,7 +133,9 @@ def test_no_request_finds_a_fault_of_ours(door: Door, data: st.DataObject) -> No
 
 
 @settings(max_examples=60, deadline=None)
-@given(method=st.sampled_from(["GET", "POST", "DELETE", "PATCH"]), path=st.text(max_size=30), body=st.binary(max_size=30))
+@given(
+    method=st.sampled_from(["GET", "POST", "DELETE", "PATCH"]), path=st.text(max_size=30), body=st.binary(max_size=30)
+)
 def test_no_path_finds_a_fault_of_ours(door: Door, method: str, path: str, body: bytes) -> None:
     status, _ = door.ask(method, "/" + quote(path, safe="/", errors="replace"), body)
     assert status < 500

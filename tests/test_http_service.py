@@ -16,6 +16,7 @@ import trio
 from conftest import ROOT, free_port
 from peers import Peer
 from test_server_process import run_server
+from trio.testing import wait_all_tasks_blocked
 
 from core.errors import LogPoisoned
 from core.listening import listen
@@ -190,6 +191,42 @@ async def test_many_requests_go_over_one_connection(a_broker):
         for _ in range(50):
             await peer.ok("GET", "/health")
         assert connect.broker.metrics.connections_accepted["http"] == 1
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for_for_ever(a_broker, autojump_clock):
+    async with a_broker() as connect:
+        peer = await connect.http()
+        head = b"POST /topics HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 10\r\n\r\n"
+        await peer.stream.send_all(head + b'{"na')
+        assert (await peer.stream.receive_some()).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_only_so_many_large_bodies_are_held_at_once(a_broker):
+    async with a_broker() as connect:
+        peers = [await connect.http() for _ in range(5)]
+        await peers[0].ok("POST", "/topics", {"name": "t", "partitions": 1}, 201)
+        body = b'{"value":"' + b"x" * (2 << 20) + b'"}'
+        head = "POST /topics/t/messages HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        whole = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+        for peer in peers[1:]:
+            await peer.stream.send_all(whole[:-1])
+        await wait_all_tasks_blocked(0.05)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(peers[0].stream.send_all, whole)
+            await wait_all_tasks_blocked(0.05)
+            assert connect.broker.log("t", 0).next_offset == 0
+            await peers[1].stream.send_all(whole[-1:])
+            assert (await peers[1].stream.receive_some()).startswith(b"HTTP/1.1 200 ")
+            assert (await peers[0].stream.receive_some()).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_websocket_is_refused(a_broker):
+    async with a_broker() as connect:
+        peer = await connect.http()
+        upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+        key = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+        await peer.stream.send_all(f"GET /topics HTTP/1.1\r\nhost: x\r\n{upgrade}{key}\r\n".encode())
+        assert (await peer.stream.receive_some()).startswith(b"HTTP/1.1 403 ")
 
 
 # Real processes

@@ -109,7 +109,7 @@ async def test_memory_and_disk_give_the_same_records_from_every_offset(
             assert found[0] == (offset, bodies[offset])
             assert [body for _, body in found] == bodies[offset : offset + len(found)]
             one_record = frame_length(chunk.data, chunk.positions[0])
-            assert len(chunk.data) <= max(max_bytes, one_record + 100)
+            assert chunk.size <= max(max_bytes, one_record + 100)
 
 
 async def test_a_chunk_holds_frames_and_seals_and_nothing_else(tmp_path: Path) -> None:
@@ -120,10 +120,10 @@ async def test_a_chunk_holds_frames_and_seals_and_nothing_else(tmp_path: Path) -
         for chunk in (log.read_recent(1, 10**6), await log.read(0, 10**6)):
             assert chunk is not None
             at, kinds = 0, []
-            while at < len(chunk.data):
-                kinds.append(int.from_bytes(chunk.data[at + 4 : at + 8]))
-                at += frame_length(chunk.data, at)
-            assert kinds == [MessageType.DATA, MessageType.SEAL] * chunk.count
+            while at < len(chunk.frames):
+                kinds.append(int.from_bytes(chunk.frames[at + 4 : at + 8]))
+                at += frame_length(chunk.frames, at)
+            assert kinds == [MessageType.DATA, MessageType.SEAL] * len(chunk.positions)
 
 
 async def test_a_record_larger_than_asked_for_comes_alone(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import trio
 
 from core.frames import PROBE, MessageType, encode_frame
 
-
 # Publishing
 
 

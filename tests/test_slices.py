@@ -21,7 +21,7 @@ def a_chunk(first_offset, batches):
             data += encode_frame(MessageType.DATA, offset, 1, {"topic": "t", **key}, body)
             offset += 1
         data += encode_frame(MessageType.SEAL, offset, 1, b"", b"seal")
-    return Chunk(first_offset, data, positions)
+    return Chunk(first_offset, data, positions, len(data))
 
 
 batches = st.lists(st.lists(st.binary(max_size=9), min_size=1, max_size=6), min_size=1, max_size=5)

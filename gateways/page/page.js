@@ -1,0 +1,89 @@
+// The live page: asks for a summary every second, and shows it in the view that the address names.
+
+import * as broker from "./broker.js";
+import { set, write } from "./dom.js";
+import { History } from "./history.js";
+import { overview } from "./overview.js";
+import { topicView } from "./topic.js";
+import { clock } from "./words.js";
+
+const EVERY = 1000; // ms between summaries
+
+const main = document.getElementById("main");
+const link = document.getElementById("link");
+const trouble = document.getElementById("trouble");
+const history = new History();
+let view = null;
+let latest = null; // the newest summary
+let seen = null; // when it came
+
+function choose() {
+  const [, name] = location.hash.match(/^#\/topics\/(.+)$/) ?? [];
+  return name ? topicView(decodeURIComponent(name), history) : overview(history);
+}
+
+function route(event) {
+  if (location.hash === "#main") return; // the skip link
+  view?.leave?.();
+  view = choose();
+  main.replaceChildren(view);
+  if (latest) view.update(latest);
+  if (event) view.querySelector("h1").focus({ preventScroll: true });
+}
+
+async function look() {
+  try {
+    show(await broker.summary());
+  } catch (error) {
+    if (error instanceof broker.Refused) tellTrouble("Not ready", `The broker is not ready: ${error.message}.`);
+    else tellDisconnected();
+  }
+}
+
+function show(summary) {
+  if (link.dataset.state !== "good") history.restart();
+  latest = summary;
+  seen = new Date();
+  history.add(summary, performance.now() / 1000);
+  write(document.getElementById("version"), summary.version);
+  tellStatus(summary.status);
+  set(main, "class", null);
+  view.update(summary);
+}
+
+function tellStatus({ reason, damaged = [] }) {
+  tell("good", "Connected");
+  const faults = [...(reason ? [reason] : []), ...damaged];
+  trouble.hidden = !faults.length;
+  write(trouble, faults.join(" "));
+}
+
+function tellDisconnected() {
+  const since = seen ? ` What you see is from ${clock(seen)}.` : "";
+  tellTrouble("Disconnected", `Disconnected: the broker does not answer.${since} Trying again every second.`);
+}
+
+function tellTrouble(short, long) {
+  tell("bad", short);
+  trouble.hidden = false;
+  write(trouble, long);
+  set(main, "class", "stale");
+}
+
+function tell(state, words) {
+  set(link, "data-state", state);
+  write(link, words);
+}
+
+/** Look once a second, but not while nobody looks at the page. */
+async function watch() {
+  for (;;) {
+    const began = performance.now();
+    if (!document.hidden) await look();
+    await new Promise((resume) => setTimeout(resume, Math.max(100, EVERY - (performance.now() - began))));
+  }
+}
+
+window.addEventListener("hashchange", route);
+route();
+watch();
