@@ -14,7 +14,7 @@ import pytest
 PROJECT = Path(__file__).resolve().parent.parent
 README = (PROJECT / "README.md").read_text()
 SERVE, PUBLISH, *_, TEST = re.findall(r"^```sh\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-PYTHON, *_ = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+PYTHON, CONSUMER, *_ = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture
@@ -57,11 +57,15 @@ def run(command: list[str], home: Path) -> str:
 @pytest.mark.process
 def test_the_first_screen_works_when_pasted(home: Path, port: int) -> None:
     shell = PUBLISH.replace(".venv/bin/qb ", f".venv/bin/qb --port {port} ")
-    assert "orders" in run(["bash", "-euo", "pipefail", "-c", shell], home)
+    shown = run(["bash", "-euo", "pipefail", "-c", shell], home)
+    assert '{"id": 1, "item": "tea"}\none\ntwo\nthree\n' in shown, "the messages were pushed"
     python = PYTHON.replace("BrokerClient()", f"BrokerClient(port={port})")
-    assert re.fullmatch(r"[01] \d fsynced\n", run([".venv/bin/python", "-c", python], home))
-    described = run([".venv/bin/qb", "--port", str(port), "--json", "describe-topic", "orders"], home)
-    assert re.search(r'"messages":\s*8\b', described)
+    receipt, *pushed = run([".venv/bin/python", "-c", python], home).splitlines()
+    assert receipt == "0 4 fsynced"
+    assert pushed[0] == '0 customer-7 {"id": 1, "item": "tea"} 1'
+    assert [line.split()[0] for line in pushed] == [str(offset) for offset in range(8)]
+    consumer = CONSUMER.replace('["orders"])', f'["orders"], port={port})')
+    assert "b'tea'" in run([".venv/bin/python", "-c", consumer], home)
 
 
 @pytest.mark.process

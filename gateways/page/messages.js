@@ -63,6 +63,7 @@ export function browser(topic, partitions) {
     event?.preventDefault();
     try {
       await show(await fields.wanted(topic));
+      if (fields.from.value === "newest") list.scrollTop = list.scrollHeight;
     } catch (error) {
       write(told, error.message);
     }
@@ -115,7 +116,7 @@ function searchFields(partitions) {
     time,
     make("button", { type: "submit" }, "Show"),
   );
-  return { form, partition, wanted: (topic) => wanted(topic, partition.value, from.value, offset.value, time.value) };
+  return { form, partition, from, wanted: (topic) => wanted(topic, partition.value, from.value, offset.value, time.value) };
 }
 
 /** Return where to begin: an offset, or a time as text. */
