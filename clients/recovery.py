@@ -15,6 +15,8 @@ FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
 CONNECT_TIMEOUT = 5.0  # for one attempt, the broker's answer to HELLO included
 
+_random = random.Random()  # of our own: a program's seeded random numbers are not ours to use up
+
 
 class Backoff:
     """Pauses that double up to a limit, jittered so that clients do not come back all at once."""
@@ -29,7 +31,7 @@ class Backoff:
     def pause(self) -> float:
         """Return how many seconds to wait now."""
         pause, self._next = self._next, min(self._next * 2, LONGEST_PAUSE)
-        return pause * random.uniform(0.5, 1.0)
+        return pause * _random.uniform(0.5, 1.0)
 
 
 class Trouble:

@@ -71,9 +71,6 @@ class MessageBroker:
         async with trio.open_nursery() as keepers:
             keepers.start_soon(self.subscriptions.deliveries.run)
             keepers.start_soon(self.groups.run)
-            while True:
-                self.producers.trim()
-                await trio.sleep(1.0)
 
     # Topics
 

@@ -21,6 +21,7 @@ from storage.engine import PartitionLog
 WINDOW = 65_536  # numbers of a producer that are remembered
 MAX_PRODUCERS = 100_000  # those who connected longest ago are forgotten
 MAX_RANGES = 200_000  # of all producers together: some 30 MB
+LOOK_EVERY = 16_384  # new ranges between two looks at how many there are
 KEPT_RANGES = 256  # of a producer, when there are too many: more than a publisher that interleaves with others has open
 
 
@@ -63,8 +64,9 @@ _ALL_NEW = Verdict(None, None)
 class Producer:
     """One idempotent publisher, across its connections."""
 
-    def __init__(self, producer_id: int) -> None:
+    def __init__(self, producer_id: int, grown: Callable[[], None] = lambda: None) -> None:
         self.producer_id = producer_id
+        self._grown = grown  # told of each new range
         self.owner: object = None  # the session that may publish; an older one is fenced off
         self._highest = 0
         self._forgotten = 0  # of numbers up to this one nothing is known any more
@@ -96,6 +98,7 @@ class Producer:
         else:
             place = bisect_right(self._stored, stored.first_number, key=lambda other: other.first_number)
             self._stored.insert(place, stored)
+            self._grown()
         self._highest = max(self._highest, stored.end - 1)
         while self._stored[0].end <= self._highest - WINDOW:
             del self._stored[0]
@@ -149,9 +152,16 @@ class Producers:
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, Producer] = OrderedDict()
+        self._grown = 0
+
+    def _note_growth(self) -> None:
+        self._grown += 1
+        if self._grown >= LOOK_EVERY:
+            self._grown = 0
+            self.trim()
 
     def trim(self) -> None:
-        """Keep memory bounded; called now and then."""
+        """Keep memory bounded."""
         if sum(producer.ranges for producer in self._known.values()) > MAX_RANGES:
             for producer in self._known.values():
                 producer.trim(KEPT_RANGES)
@@ -171,7 +181,7 @@ class Producers:
     def _get(self, producer_id: int) -> Producer:
         producer = self._known.get(producer_id)
         if producer is None:
-            producer = self._known[producer_id] = Producer(producer_id)
+            producer = self._known[producer_id] = Producer(producer_id, self._note_growth)
             if len(self._known) > MAX_PRODUCERS:
                 self._known.popitem(last=False)
         self._known.move_to_end(producer_id)

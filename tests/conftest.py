@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import trio
 from http_peers import HttpPeer
@@ -28,6 +29,9 @@ from server import http_door, serve
 from storage.local import LocalEngine
 
 ROOT = Path(__file__).parent.parent
+
+hypothesis.settings.register_profile("qb", deadline=None)  # a timing is never asserted: the machine may be busy
+hypothesis.settings.load_profile("qb")
 
 
 def free_port() -> int:
@@ -184,3 +188,9 @@ def a_broker(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[Doors]
             engine.close()
 
     return opened
+
+
+@pytest.fixture
+def autojump_clock() -> trio.testing.MockClock:
+    """A clock that jumps only when nothing happens for a while: threads and sockets are real and take their time."""
+    return trio.testing.MockClock(autojump_threshold=0.02)

@@ -20,6 +20,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from core.errors import LogPoisoned
 from core.listening import listen
+from gateways import http_bodies
 from gateways.http_app import ROWS
 from gateways.http_recovering import answer_recovering
 from gateways.http_service import readiness
@@ -193,7 +194,8 @@ async def test_many_requests_go_over_one_connection(a_broker):
         assert connect.broker.metrics.connections_accepted["http"] == 1
 
 
-async def test_a_body_that_does_not_come_is_not_waited_for_for_ever(a_broker, autojump_clock):
+async def test_a_body_that_does_not_come_is_not_waited_for_for_ever(a_broker, monkeypatch):
+    monkeypatch.setattr(http_bodies, "PATIENCE", 0.01)
     async with a_broker() as connect:
         peer = await connect.http()
         head = b"POST /topics HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 10\r\n\r\n"
