@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import DiskFull, OutOfSequence, ProducerFenced
-from core.producers import WINDOW, Producer, Producers, Stored
+from core.producers import MAX_RANGES, WINDOW, Producer, Producers, Stored
 from storage.engine import Range
 
 
@@ -119,8 +119,7 @@ def test_memory_is_bounded_and_what_was_forgotten_is_refused_not_stored_twice():
     for number in range(1, 60_000):
         for place, producer in enumerate(many):  # interleaved: no two numbers of one producer are neighbours in the log
             producer.remember(Stored(number, 1, log, 5 * number + place))
-    producers.trim()
-    assert sum(producer.ranges for producer in many) <= 5 * 256
+    assert sum(producer.ranges for producer in many) <= MAX_RANGES
     assert look_up(many[0], 59_999) == (log, 5 * 59_999)
     with pytest.raises(OutOfSequence):
         many[0].judge(100)
