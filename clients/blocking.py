@@ -150,7 +150,7 @@ class BrokerClient(Subscriptions, Pulling):
         answered = threading.Lock()
         answered.acquire()
         batch = self._link.publish(form, (body,), answered, deadline)
-        if not answered.acquire(timeout=max(deadline - monotonic(), 0)):
+        if not self._link.wait(answered, deadline):
             self._link.abandon(batch)
         return batch.receipt(topic)
 
@@ -191,15 +191,17 @@ class BrokerClient(Subscriptions, Pulling):
         self._link.open(monotonic() + self._request_timeout, patient=True)  # to know the broker's size limit
         tally, answered = Tally(), threading.Semaphore(0)
         count = self._partitions_of(topic) if partition is None and key is None else 1
-        if count > 1 or keys is not None:
-            self._scatter(Scatter(topic, count, self._routes, properties, timestamp_ms), bodies, keys, tally, answered)
-        else:
-            self._send_many(form, bodies, tally, answered)
-        patience = 0 if tally.hopeless else self._request_timeout
-        while tally.pending and answered.acquire(timeout=patience):
-            tally.collect()
-        for _, batch in tally.pending:
-            self._link.abandon(batch)
+        with self._link.attended():
+            if count > 1 or keys is not None:
+                scatter = Scatter(topic, count, self._routes, properties, timestamp_ms)
+                self._scatter(scatter, bodies, keys, tally, answered)
+            else:
+                self._send_many(form, bodies, tally, answered)
+            patience = 0 if tally.hopeless else self._request_timeout
+            while tally.pending and answered.acquire(timeout=patience):
+                tally.collect()
+            for _, batch in tally.pending:
+                self._link.abandon(batch)
         return self._routes.checked(topic, tally)
 
     def _partitions_of(self, topic: str) -> int:

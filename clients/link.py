@@ -5,16 +5,21 @@ clients.recovery, clients.window, the standard library.
 Never: trio.
 
 Callers write to the socket themselves; the link's thread reads it, wakes callers, and connects again when the
-connection is lost. Two locks, always taken in this order: `_sending` is the right to write to the socket, `_state`
-guards everything else. While a connection is up the reader never waits long for `_sending`: a broker that reads no
-more until its acks are read must find us reading.
+connection is lost. A caller that waits for one answer reads for itself (`wait`), which spares a change of threads. The
+link's thread stays out of the way while such calls follow each other closely, and never while anything is pushed.
+
+Three locks, always taken in this order: `_reading` is the right to read the socket and to handle what it brings,
+`_sending` the right to write to it, `_state` guards everything else. While a connection is up the reader never waits
+long for `_sending`: a broker that reads no more until its acks are read must find us reading.
 """
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -28,6 +33,7 @@ from core.errors import PeerMisbehaved
 from core.frames import Frame
 
 RECEIVE_SIZE = 64 * 1024  # answers are small; a larger buffer costs a fresh mapping at each read
+ASIDE = 0.01  # seconds that the link's thread leaves the socket to callers after one of them has read it
 TURN_TIMEOUT = 1.0  # how long the reader waits for a caller that writes before it goes on reading
 
 T = TypeVar("T")
@@ -57,11 +63,17 @@ class Link:
         self._host, self._port = host, port
         self._conversation = conversation
         self._heartbeat_interval = heartbeat_interval
+        self._reading = threading.Lock()
         self._sending = threading.Lock()
         self._state = threading.Condition(threading.Lock())
         self._calls: dict[int, Call] = {}
         self._socket: socket.socket | None = None
         self._up = False  # has the broker welcomed us on this socket?
+        self._pushed = False  # has anything come on this socket that nobody asked for?
+        self._waiting = 0  # callers that wait for an answer
+        self._bulk = 0  # callers that wait for many: they never read for themselves
+        self._led = False  # has a caller read for itself lately, or would have liked to?
+        self._needed = threading.Event()  # the link's thread must read
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
         self._trouble = Trouble(host, port)
@@ -123,6 +135,49 @@ class Link:
         with self._state:
             self._conversation.abandon(batch)
 
+    def wait(self, waiter: Any, deadline: float) -> bool:
+        """Return True when the waiter is released, False at the deadline."""
+        with self._state:
+            self._waiting += 1
+        try:
+            return self._lead(waiter, deadline) or waiter.acquire(timeout=max(deadline - monotonic(), 0))
+        finally:
+            with self._state:
+                self._waiting -= 1
+            self._led = True
+
+    def _lead(self, waiter: Any, deadline: float) -> bool:
+        """Read the socket, if nobody else does, until the waiter is released: then True."""
+        if self._pushed or self._bulk or not self._reading.acquire(blocking=False):
+            return False
+        sock = self._socket
+        try:
+            while not waiter.acquire(blocking=False):
+                if sock is None or not self._up or not _is_readable(sock, deadline):
+                    return False
+                self._receive(sock)
+                self._handle_events(sock)
+            return True
+        except (OSError, EOFError, PeerMisbehaved, QBError):
+            _hang_up(sock)  # the link's thread will see it end, and connect again
+            return False
+        finally:
+            self._reading.release()
+            if self._waiting > 1:
+                self._needed.set()
+
+    @contextmanager
+    def attended(self) -> Iterator[None]:
+        """Have the link's thread read all the while: for callers that wait for many answers."""
+        with self._state:
+            self._bulk += 1
+        self._needed.set()
+        try:
+            yield
+        finally:
+            with self._state:
+                self._bulk -= 1
+
     def post(self, compose: Callable[[], bytes]) -> None:
         """Send what compose() returns, which no caller waits for; without a connection it is not even called."""
         with self._sending:
@@ -142,7 +197,7 @@ class Link:
             return number, data
 
         number = self._transmit(compose_call, deadline)
-        call.waiter.acquire(timeout=max(deadline - monotonic(), 0))
+        self.wait(call.waiter, deadline)
         with self._state:
             self._calls.pop(number, None)
         if call.answer is None:
@@ -221,24 +276,35 @@ class Link:
         with self._state:
             hello = self._conversation.open()
         sock.sendall(hello)
-        while not self._up:
-            self._receive(sock)
-            self._handle_events(sock)
+        with self._reading:
+            while not self._up:
+                self._receive(sock)
+                self._handle_events(sock)
         sock.settimeout(self._heartbeat_interval)
 
     def _converse(self, sock: socket.socket) -> None:
         """Read until the connection ends, which always raises."""
         silent = False
         while True:
-            try:
-                self._receive(sock)
-                silent = False
-            except TimeoutError:
-                if silent:
-                    raise ConnectionError("it was silent for two heartbeat intervals") from None
-                silent = True
-                self._show_life(sock, self._conversation.heartbeat())
-            self._handle_events(sock)
+            self._step_aside()
+            with self._reading:
+                try:
+                    self._receive(sock)
+                    silent = False
+                except TimeoutError:
+                    if silent:
+                        raise ConnectionError("it was silent for two heartbeat intervals") from None
+                    silent = True
+                    self._show_life(sock, self._conversation.heartbeat())
+                self._handle_events(sock)
+
+    def _step_aside(self) -> None:
+        """Leave the socket to callers for as long as they read it themselves."""
+        while self._led and not (self._pushed or self._bulk or self._closing.is_set()):
+            self._led = False
+            if self._needed.wait(ASIDE):
+                break
+        self._needed.clear()
 
     def _receive(self, sock: socket.socket) -> None:
         data = sock.recv(RECEIVE_SIZE)
@@ -265,17 +331,21 @@ class Link:
                 if call := self._calls.pop(number, None):
                     call.finish(frame)
                 else:
-                    self.listener.pushed(frame)
+                    self._push(frame)
             case Owed(data):
                 self._show_life(sock, data)
             case Pushed(frame):
-                self.listener.pushed(frame)
+                self._push(frame)
             case Welcome():
                 self._resume(sock)
             case Goodbye(reason):
                 raise ConnectionError(reason)
             case TurnedAway(error):
                 raise error
+
+    def _push(self, frame: Frame) -> None:
+        self._pushed = True
+        self.listener.pushed(frame)
 
     def _show_life(self, sock: socket.socket, data: bytes) -> None:
         """Write a heartbeat, unless a caller is busy writing: that is a sign of life too."""
@@ -312,6 +382,7 @@ class Link:
     def _disconnected(self) -> None:
         with self._state:
             sock, self._socket, self._up = self._socket, None, False
+            self._pushed = False
             calls, self._calls = self._calls, {}
             _release(self._conversation.lost())
         self.listener.lost()
@@ -319,7 +390,7 @@ class Link:
             call.finish(self._trouble.lost())
         if sock is not None:
             _hang_up(sock)
-            with self._sending:  # nobody may be writing when the number of the file becomes free for reuse
+            with self._reading, self._sending:  # nobody may use it when the number of the file becomes free for reuse
                 sock.close()
 
 
@@ -329,6 +400,13 @@ def _write(sock: socket.socket, data: bytes) -> None:
         sock.sendall(data)
     except OSError:
         _hang_up(sock)
+
+
+def _is_readable(sock: socket.socket, deadline: float) -> bool:
+    """Wait until there is something to read; False at the deadline."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(max(deadline - monotonic(), 0) * 1000))
 
 
 def _hang_up(sock: socket.socket | None) -> None:

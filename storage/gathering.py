@@ -57,6 +57,18 @@ class Gathering:
         self._taken.set()
         return taken
 
+    def take_some(self, most: int) -> list[Waiting]:
+        """Return the first runs, as many as have `most` bytes together, but at least one."""
+        if self._bytes <= most:
+            return self.take()
+        count, size = 1, len(self._waiting[0].run.data)
+        while (size := size + len(self._waiting[count].run.data)) <= most:
+            count += 1
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        self._bytes -= sum([len(waiting.run.data) for waiting in taken])
+        self._taken.set()
+        return taken
+
 
 def tell(waiting: list[Waiting], error: BrokerError | None, append_ms: int) -> None:
     """Tell each publisher what became of its run."""

@@ -32,6 +32,9 @@ from storage.shared import HOUR_MS, Health, Shared
 from storage.tail import Stored, Tail
 
 logger = logging.getLogger(__name__)
+
+# At most so much goes into one batch: measured, a sync of more takes several times as long for each byte.
+COMMIT_BYTES = 1_000_000
 Found = TypeVar("Found")
 
 
@@ -133,7 +136,7 @@ class LocalLog:
 
     def _commit(self) -> None:
         """Hand what has gathered to a writer thread."""
-        self._writing = self._gathering.take()
+        self._writing = self._gathering.take_some(COMMIT_BYTES)
         now = max(self._shared.clock(), self._last_ms)
         commit = Commit(
             name=f"{self.topic}/{self.partition}",

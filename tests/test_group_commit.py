@@ -344,3 +344,18 @@ async def test_without_fsync_nothing_is_synced_but_new_segments(
         for _ in range(5):
             await store(engine.log("t", 0), b"x")
         assert gate.calls == 0
+
+
+async def test_a_batch_takes_about_a_megabyte_and_the_rest_waits_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies = [b"%02d" % number + b"x" * 200_000 for number in range(12)]
+    async with opened(tmp_path) as engine:
+        log, gate = engine.log("t", 0), Gate(monkeypatch)
+        receipts = [give(log, [body]) for body in bodies]
+        await reached(gate.reached)
+        gate.open.set()
+        for receipt in receipts:
+            await receipt.wait()
+        assert await everything(log, 10_000_000) == bodies
+        assert gate.calls == 1 + 3, "the first alone, then eleven that had gathered: four, four, three"
