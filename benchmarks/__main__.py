@@ -29,6 +29,7 @@ BENCHMARKS = (
     "deliver",
     "deliver_fan_out",
     "deliver_latency",
+    "pull",
 )
 
 

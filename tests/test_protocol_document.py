@@ -37,6 +37,14 @@ BASIC: list[Step] = [
     ("Publish one message", [encode_frame(T.PUBLISH, 2, NOON, {"topic": "orders", "key": "k1"}, b"hello")], 1),
     ("A refusal", [encode_frame(T.PUBLISH, 3, NOON, {"topic": "ordres"}, b"hello")], 1),
     ("A heartbeat and its answer", [encode_frame(T.HEARTBEAT, 4, NOON)], 1),
+    (
+        "Make a subscription",
+        [encode_frame(T.CREATE_SUBSCRIPTION, 6, NOON, {"subscription_id": "till", "topic": "orders"})],
+        1,
+    ),
+    ("Join it: the answer, then the message", [encode_frame(T.SUBSCRIBE, 7, NOON, {"subscription_id": "till"})], 2),
+    ("Leave it", [encode_frame(T.UNSUBSCRIBE, 8, NOON, {"subscription_id": "till"})], 1),
+    ("Remove it", [encode_frame(T.DELETE_SUBSCRIPTION, 9, NOON, {"subscription_id": "till"})], 1),
     ("A type that nobody knows", [encode_frame(99, 5, NOON)], 1),
     ("Bytes that are no frame: the answer, and the broker closes", [b"GET / HT"], 1),
 ]
@@ -60,6 +68,33 @@ FAST: list[Step] = [
         1,
     ),
     ("A request by name", [encode_frame(T.REQUEST, 2**63 + 1, NOON, {"method": "list_topics"})], 1),
+    (
+        "Fetch: stored frames, a seal behind them",
+        [encode_frame(T.FETCH, 2**63 + 3, NOON, {"topic": "orders", "partition": "1", "offset": "2"})],
+        1,
+    ),
+    (
+        "Make a subscription and join it: the answers, then a run of messages",
+        [
+            encode_frame(
+                T.REQUEST,
+                2**63 + 4,
+                NOON,
+                {"method": "create_subscription"},
+                b'{"subscription_id":"kitchen","topic":"orders","start_offset":1}',
+            ),
+            encode_frame(T.SUBSCRIBE, 2**63 + 5, NOON, {"subscription_id": "kitchen", "announces": "true"}),
+        ],
+        3,
+    ),
+    (
+        "Ack both; a SETTLE is not answered, the heartbeat behind it is",
+        [
+            encode_frame(T.SETTLE, 1, NOON, {"subscription_id": "kitchen"}, b'{"acks":[[1,1,2,1]]}'),
+            encode_frame(T.HEARTBEAT, 2**63 + 6, NOON),
+        ],
+        1,
+    ),
     ("A second HELLO is refused", [encode_frame(T.HELLO, 2**63 + 2, NOON, {"protocol": "1"})], 1),
 ]
 
@@ -105,9 +140,24 @@ def show(arrow: str, data: bytes) -> str:
         size = len(f"{name}={value}".encode()) + 1
         lines.append(f"  {data[at : at + size].hex()}   {name}={value}")
         at += size
-    body = f"   {frame.body.decode()}" if frame.body else ""
+    if kind == MessageType.DELIVER or (kind == MessageType.ACK and "offset" in frame.properties and frame.body):
+        lines.append(f"  {data[body_at : body_at + 4].hex()}   the body is these frames:")
+        lines += [f"    {line}" for inner in _split(frame.body) for line in show("-", inner).splitlines()]
+        return "\n".join(lines)
+    try:
+        body = f"   {frame.body.decode()}" if frame.body else ""
+    except UnicodeDecodeError:
+        body = "   crc32, count, data_length, producer ranges" if kind == MessageType.SEAL else ""
     lines.append(f"  {data[body_at : body_at + 4].hex()} {frame.body.hex()}{body}".rstrip())
     return "\n".join(lines)
+
+
+def _split(data: bytes) -> list[bytes]:
+    frames = []
+    while data:
+        frames.append(data[: frame_length(data)])
+        data = data[frame_length(data) :]
+    return frames
 
 
 async def render(directory: str) -> str:
@@ -118,6 +168,7 @@ async def render(directory: str) -> str:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(engine.run)
                 broker = MessageBroker(engine, settings)
+                nursery.start_soon(broker.run)
                 basic = await play(broker, BASIC, goodbye=False)
                 fast = await play(broker, FAST, goodbye=True)
                 nursery.cancel_scope.cancel()
@@ -130,6 +181,12 @@ async def test_every_example_is_what_the_code_sends_and_answers(tmp_path):
     text = DOCUMENT.read_text()
     examples = text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
     assert examples == await render(str(tmp_path)), "play it again: python tests/test_protocol_document.py"
+
+
+def test_there_is_an_example_of_every_frame():
+    examples = DOCUMENT.read_text().partition(BEGIN)[2]
+    for kind in MessageType:
+        assert f"   {kind.name}\n" in examples, kind
 
 
 def test_the_document_names_every_type_and_every_code():
