@@ -12,20 +12,21 @@ from importlib.resources import files
 
 from gateways.http_rows import Answer, Call, Row
 
-FILES = {
-    "page.css": "text/css; charset=utf-8",
-    "page.js": "text/javascript; charset=utf-8",
-    "broker.js": "text/javascript; charset=utf-8",
-    "dom.js": "text/javascript; charset=utf-8",
-    "history.js": "text/javascript; charset=utf-8",
-    "letters.js": "text/javascript; charset=utf-8",
-    "messages.js": "text/javascript; charset=utf-8",
-    "overview.js": "text/javascript; charset=utf-8",
-    "tables.js": "text/javascript; charset=utf-8",
-    "tail.js": "text/javascript; charset=utf-8",
-    "topic.js": "text/javascript; charset=utf-8",
-    "words.js": "text/javascript; charset=utf-8",
-}
+FILES = (
+    "page.css",
+    "page.js",
+    "broker.js",
+    "dom.js",
+    "history.js",
+    "letters.js",
+    "messages.js",
+    "overview.js",
+    "tables.js",
+    "tail.js",
+    "topic.js",
+    "words.js",
+)
+MEDIA_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
 
 
 def _read(name: str) -> bytes:
@@ -35,8 +36,8 @@ def _read(name: str) -> bytes:
 INDEX = _read("index.html")  # what GET / answers to a browser
 
 
-def _row(name: str, media_type: str) -> Row:
-    content = _read(name)
+def _row(name: str) -> Row:
+    content, media_type = _read(name), MEDIA_TYPES[name.rpartition(".")[2]]
 
     async def send(call: Call) -> Answer:
         return Answer(content, media_type=media_type)
@@ -45,4 +46,4 @@ def _row(name: str, media_type: str) -> Row:
     return Row("GET", f"/page/{name}", "a part of the live page", send, media_type=media_type)
 
 
-ROWS = [_row(name, media_type) for name, media_type in FILES.items()]
+ROWS = [_row(name) for name in FILES]

@@ -34,7 +34,8 @@ function letterBox(subscription) {
       built("", () => retryButton(retry)),
     ],
   });
-  const box = make("div", { hidden: true }, make("div", { class: "row" }, make("h3", {}, subscription), all, told), list);
+  const head = make("div", { class: "row" }, make("h3", {}, subscription), all, told);
+  const box = make("div", { hidden: true }, head, list);
   let seen = { count: 0, at: 0 };
 
   async function look() {

@@ -90,8 +90,8 @@ async function read(topic, partition, from, high) {
 }
 
 function describe(messages, low, high) {
-  const kept = high > low ? `${words.count(low)} to ${words.count(high - 1)} are kept` : "none is kept";
-  return messages.length ? `${words.plural(messages.length, "message")}; offsets ${kept}.` : `Nothing here; offsets: ${kept}.`;
+  const kept = high > low ? `${words.count(low)} to ${words.count(high - 1)}` : "none";
+  return `${messages.length ? words.plural(messages.length, "message") : "Nothing here"}; offsets kept: ${kept}.`;
 }
 
 function searchFields(partitions) {
@@ -116,7 +116,8 @@ function searchFields(partitions) {
     time,
     make("button", { type: "submit" }, "Show"),
   );
-  return { form, partition, from, wanted: (topic) => wanted(topic, partition.value, from.value, offset.value, time.value) };
+  const chosen = (topic) => wanted(topic, partition.value, from.value, offset.value, time.value);
+  return { form, partition, from, wanted: chosen };
 }
 
 /** Return where to begin: an offset, or a time as text. */

@@ -6,10 +6,12 @@ import { deadLetters } from "./letters.js";
 import { built, number, section, table, text } from "./tables.js";
 import * as words from "./words.js";
 
+const EXPLAIN_EVERY = 5; // seconds between questions why a subscription stands still
+
 /** Return the overview; its `update` property takes a summary. */
 export function overview(history) {
   const parts = [glance(history), topics(history), subscriptions(history), groups(), deadLetters()];
-  const view = make("div", { class: "overview" }, make("h1", { class: "unseen", tabindex: "-1" }, "Overview"), ...parts);
+  const view = make("div", {}, make("h1", { class: "unseen", tabindex: "-1" }, "Overview"), ...parts);
   view.update = (summary) => parts.forEach((part) => part.update(summary));
   return view;
 }
@@ -79,13 +81,10 @@ function topics(history) {
   return part;
 }
 
-/** Return the address of a topic's view. */
-export const topicAddress = (name) => `#/topics/${encodeURIComponent(name)}`;
-
 function topicLink(nameOf) {
   const link = make("a");
   link.update = (item) => {
-    set(link, "href", topicAddress(nameOf(item)));
+    set(link, "href", `#/topics/${nameOf(item)}`);
     write(link, nameOf(item));
   };
   return link;
@@ -127,15 +126,23 @@ function subscriptionState(history) {
   const mark = make("span", { class: "mark" });
   const why = make("span", { class: "why" });
   const cell = make("div", {}, mark, " ", why);
+  let asked = 0;
   cell.update = (item) => {
     const stuck = history.stuckFor(item.numbers.subscription_id);
     set(mark, "class", `mark ${stuck ? "bad" : plainState(item).kind}`);
-    write(mark, stuck ? `stuck for ${words.seconds(stuck)}` : plainState(item).words);
-    if (stuck) explainInto(why, item.numbers);
-    else write(why, item.fault ?? "");
+    write(mark, stuck ? `stuck for over ${words.seconds(stuck)}` : plainState(item).words);
+    if (!stuck) {
+      asked = 0;
+      write(why, item.fault ?? "");
+    } else if (now() - asked >= EXPLAIN_EVERY) {
+      asked = now();
+      explainInto(why, item.numbers);
+    }
   };
   return cell;
 }
+
+const now = () => performance.now() / 1000;
 
 function plainState({ numbers, fault }) {
   if (fault) return { kind: "bad", words: "stands still" };
@@ -176,7 +183,7 @@ function groups() {
 
 function assignment() {
   const lines = make("ul", { class: "plain" });
-  lines.update = (group) => keep(lines, Object.entries(held(group)), ([who]) => who, () => line());
+  lines.update = (group) => keep(lines, held(group), ([who]) => who, line);
   return lines;
 }
 
@@ -186,12 +193,13 @@ function line() {
   return item;
 }
 
-/** Return what each member holds: `topic/partition`, with its lag if it has some. */
+/** Return who holds what: `topic/partition`, with its lag if it has some. */
 function held(group) {
-  const found = {};
+  const found = new Map();
   for (const { member, topic, partition, lag } of group.partitions) {
     const place = `${topic}/${partition}${lag ? ` (${words.count(lag)} behind)` : ""}`;
-    (found[member ?? "nobody"] ??= []).push(place);
+    const who = member ?? "nobody";
+    found.set(who, [...(found.get(who) ?? []), place]);
   }
-  return found;
+  return [...found];
 }

@@ -18,8 +18,8 @@ let latest = null; // the newest summary
 let seen = null; // when it came
 
 function choose() {
-  const [, name] = location.hash.match(/^#\/topics\/(.+)$/) ?? [];
-  return name ? topicView(decodeURIComponent(name), history) : overview(history);
+  const [, name] = location.hash.match(/^#\/topics\/([\w.-]+)$/) ?? [];
+  return name ? topicView(name, history) : overview(history);
 }
 
 function route(event) {

@@ -77,7 +77,8 @@ function publisher(topic, partitions) {
   const value = make("textarea", { name: "value", rows: 4, required: true, spellcheck: "false" });
   const key = make("input", { name: "key", autocomplete: "off", spellcheck: "false" });
   const choices = Array.from({ length: partitions }, (_, each) => make("option", { value: each }, String(each)));
-  const partition = make("select", { name: "partition" }, make("option", { value: "" }, "by key, or in turn"), ...choices);
+  const either = make("option", { value: "" }, "by key, or in turn");
+  const partition = make("select", { name: "partition" }, either, ...choices);
   const button = make("button", { type: "submit", class: "primary" }, "Publish");
   const told = make("p", { role: "status", class: "faint" });
 
@@ -86,7 +87,7 @@ function publisher(topic, partitions) {
     set(button, "disabled", true);
     try {
       const { id } = await broker.publish(topic, message(value.value, key.value, partition.value));
-      write(told, `Stored as ${id}, on disk.`);
+      write(told, `Stored as ${id}.`);
       value.value = "";
     } catch (error) {
       write(told, `Not published: ${error.message}`);

@@ -20,10 +20,11 @@ export function rate(perSecond) {
   return perSecond < 10 ? `${perSecond.toFixed(1)}/s` : `${short.format(perSecond)}/s`;
 }
 
+/** Return a duration in the largest whole unit, rounded down. */
 export function seconds(number) {
-  if (number < 60) return `${Math.round(number)} s`;
-  if (number < 3600) return `${Math.round(number / 60)} min`;
-  return `${(number / 3600).toFixed(1)} h`;
+  if (number < 60) return `${Math.floor(number)} s`;
+  if (number < 3600) return `${Math.floor(number / 60)} min`;
+  return `${Math.floor(number / 3600)} h`;
 }
 
 /** Return a bound of latency: `≤ 2.5 ms`; null is nothing yet, infinity beyond the last bound. */
