@@ -1,4 +1,4 @@
-"""gateways.http_docs: pages for people: the API described, and a welcome.
+"""gateways.http_docs: a page for people: the API described.
 
 May import: core.version, the standard library.
 Never: trio, sockets, files, anything from another host.
@@ -10,8 +10,6 @@ import json
 from collections.abc import Iterator
 from html import escape
 from typing import Any
-
-from core.version import __version__
 
 _STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
@@ -31,12 +29,6 @@ def page(title: str, body: str) -> bytes:
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>'
         f"<body>{body}</body></html>"
     ).encode()
-
-
-def welcome() -> bytes:
-    """Return the page for a browser that comes to the front door."""
-    links = '<a href="/docs">/docs</a>, <a href="/topics">/topics</a>, <a href="/metrics">/metrics</a>'
-    return page("QB", f"<h1>QB {escape(__version__)}</h1><p>The broker is running. Look at {links}.</p>")
 
 
 def render(document: dict[str, Any]) -> bytes:

@@ -61,11 +61,14 @@ class Gathering:
         """Return the first runs, as many as have `most` bytes together, but at least one."""
         if self._bytes <= most:
             return self.take()
-        count, size = 1, len(self._waiting[0].run.data)
-        while (size := size + len(self._waiting[count].run.data)) <= most:
-            count += 1
+        count = size = 0
+        for waiting in self._waiting:
+            more = size + len(waiting.run.data)
+            if count and more > most:
+                break
+            count, size = count + 1, more
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
-        self._bytes -= sum([len(waiting.run.data) for waiting in taken])
+        self._bytes -= size
         self._taken.set()
         return taken
 

@@ -359,3 +359,12 @@ async def test_a_batch_takes_about_a_megabyte_and_the_rest_waits_for_the_next(
             await receipt.wait()
         assert await everything(log, 10_000_000) == bodies
         assert gate.calls == 1 + 3, "the first alone, then eleven that had gathered: four, four, three"
+
+
+async def test_runs_larger_than_a_batch_are_stored_one_by_one(tmp_path: Path) -> None:
+    bodies = [b"%d" % number * 1_500_000 for number in range(3)]
+    async with opened(tmp_path) as engine:
+        log = engine.log("t", 0)
+        for receipt in [give(log, [body]) for body in bodies]:
+            await receipt.wait()
+        assert await everything(log, 10_000_000) == bodies
