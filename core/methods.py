@@ -70,6 +70,7 @@ class Fetch(Arguments):
     max_bytes: Annotated[int, msgspec.Meta(ge=1, le=16 << 20)] = 1 << 20
     max_wait: Annotated[float, msgspec.Meta(ge=0, le=300)] = 0.0
     min_bytes: Annotated[int, msgspec.Meta(ge=0, le=16 << 20)] = 1
+    index: bool = False
 
 
 class CreateSubscription(Arguments):

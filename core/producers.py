@@ -144,7 +144,7 @@ class Producer:
 
 
 def _is_durable(stored: Stored) -> bool:
-    return stored.first_offset + stored.size <= stored.log.end_offset
+    return stored.first_offset + stored.size <= stored.log.durable_offset
 
 
 class Producers:

@@ -6,6 +6,8 @@ Never: sockets, files.
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import NamedTuple
@@ -85,6 +87,15 @@ def first_messages(chunk: Chunk, most: int) -> Chunk:
     if len(chunk.positions) <= most:
         return chunk
     return chunk._replace(positions=chunk.positions[:most], end=chunk.positions[most])
+
+
+def index_of(chunk: Chunk) -> bytes:
+    """Return where each message starts in the chunk's frames, as big-endian u32."""
+    start = chunk.positions[0] if chunk.positions else 0
+    index = array("I", chunk.positions if not start else [position - start for position in chunk.positions])
+    if sys.byteorder == "little":
+        index.byteswap()
+    return index.tobytes()
 
 
 def messages(chunk: Chunk) -> list[Frame]:

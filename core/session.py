@@ -21,7 +21,7 @@ from core.errors import REPLIES, BadRequest, BrokerError, Internal
 from core.frames import PROBE, Frame, MessageType, encode_frame
 from core.methods import CreateSubscription, CreateTopic, Fetch, Subscribe, arguments_from_text, call
 from core.publishing import Publishing
-from core.reading import Limits
+from core.reading import Limits, index_of
 from core.replies import now_ms, refusal, success
 from core.subscribing import Subscribing
 from core.subscriptions.options import Options
@@ -239,7 +239,7 @@ class Session:
         limits = Limits(wanted.max_messages, wanted.max_bytes, wanted.max_wait, wanted.min_bytes)
         chunk = await self._broker.fetch(wanted.topic, wanted.partition, wanted.offset, limits, self._turn_to_read)
         state = {"offset": str(chunk.first_offset), "count": str(len(chunk.positions))}
-        return success(frame, state, chunk.frames)
+        return success(frame, state, index_of(chunk) + chunk.frames if wanted.index else chunk.frames)
 
     @asynccontextmanager
     async def _turn_to_read(self) -> AsyncIterator[None]:

@@ -102,12 +102,22 @@ class PartitionLog(Protocol):
         """The visible end: one past the newest record that readers may see; all before it is durable."""
 
     @property
+    def durable_offset(self) -> int:
+        """One past the newest durable record; beyond the visible end only while that is held."""
+
+    @property
     def next_offset(self) -> int:
         """What the next run given to append() must start with."""
 
     @property
     def has_room(self) -> bool:
         """False while so much waits to be written that publishers should not be read."""
+
+    def hold(self) -> None:
+        """From now on nothing becomes visible. For a transaction that has decided to be seen as a whole."""
+
+    def release(self) -> None:
+        """Move the visible end to the durable one, and go on moving it."""
 
     def append(self, run: Run, done: Done) -> None:
         """Take a run into the batch that is gathering. Does not block; `done` tells what became of it.

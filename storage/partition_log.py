@@ -50,7 +50,9 @@ class LocalLog:
         self._health = health
         self._segments = found.segments
         self._remembered = found.remembered
-        self._end_offset = self._next_offset = found.segments[-1].next_offset if found.segments else 0
+        self._durable_offset = found.segments[-1].next_offset if found.segments else 0
+        self._end_offset = self._next_offset = self._durable_offset
+        self._held = False  # does the visible end stand still?
         self._last_ms = max([segment.last_ms for segment in found.segments], default=0)
         self._tail = Tail()
         self._gathering = Gathering(shared.settings.max_pending_bytes)
@@ -71,13 +73,25 @@ class LocalLog:
         return self._end_offset
 
     @property
+    def durable_offset(self) -> int:
+        return self._durable_offset
+
+    @property
     def next_offset(self) -> int:
         return self._next_offset
 
+    def hold(self) -> None:
+        self._held = True
+
+    def release(self) -> None:
+        self._held = False
+        self._end_offset = self._durable_offset
+        self._tell_watchers()
+
     @property
     def closed_segments(self) -> list[Segment]:
-        """The segments that are never written again, oldest first."""
-        return self._segments[:-1]
+        """The segments that are never written again and that readers may see, oldest first."""
+        return [segment for segment in self._segments[:-1] if segment.next_offset <= self._end_offset]
 
     @property
     def is_deleted(self) -> bool:
@@ -162,7 +176,8 @@ class LocalLog:
                 self._commit()  # first, so that the disk works while the answers are given
             tell(waiting, None, result.batch.append_ms)
             self._count(waiting, result)
-            self._tell_watchers()
+            if not self._held:
+                self._tell_watchers()
         else:
             error = self._take_back(result)
             tell(waiting + self._gathering.take(), error, 0)
@@ -189,12 +204,14 @@ class LocalLog:
                 logger.exception("%s/%d: a watcher failed", self.topic, self.partition)
 
     def _take_in(self, committed: Committed) -> None:
-        """Make a durable batch visible."""
+        """Make a durable batch part of the log, and visible unless the end is held."""
         segment, size, batch, ranges, _ = committed
         if segment is not self._segments[-1]:
             self._segments.append(segment)
         segment.extend(size, batch.next_offset, batch.append_ms)
-        self._end_offset = batch.next_offset
+        self._durable_offset = batch.next_offset
+        if not self._held:
+            self._end_offset = batch.next_offset
         self._last_ms = batch.append_ms
         self._remembered.add(ranges)
         self._shared.memory.keep(self._tail, batch)
@@ -202,7 +219,7 @@ class LocalLog:
     def _take_back(self, failure: Failed | BaseException) -> BrokerError:
         """Forget the offsets that were given out; returns why."""
         self._shared.measures.failed_commits += 1
-        self._next_offset = self._end_offset
+        self._next_offset = self._durable_offset
         if not isinstance(failure, Failed):
             logger.error("a commit failed by a fault of ours", exc_info=failure)
             failure = Failed(LogPoisoned(f"{self.topic}/{self.partition} failed: {failure!r}"), poisoned=True)
@@ -261,7 +278,7 @@ class LocalLog:
             return None
         if offset == self._end_offset:
             return Chunk(offset, b"", ())
-        return self._tail.read(offset, max_bytes) or self._shared.reads.read(self, offset, max_bytes)
+        return self._tail.read(offset, max_bytes, self._end_offset) or self._shared.reads.read(self, offset, max_bytes)
 
     async def read(self, offset: int, max_bytes: int) -> Chunk:
         await trio.lowlevel.checkpoint()
@@ -270,7 +287,7 @@ class LocalLog:
         if recent is not None:
             return recent
         batches = await self._read_batches(offset, max_bytes)
-        self._shared.reads.keep(self, batches)
+        self._shared.reads.keep(self, [batch for batch in batches if batch.first_offset < self._end_offset])
         chunk = self._shared.reads.read(self, offset, max_bytes)
         assert chunk is not None
         return chunk
@@ -289,7 +306,7 @@ class LocalLog:
         for segment in self._segments:
             if segment.count and segment.last_ms >= time_ms:
                 find = partial(segment.first_at, time_ms, segment.count, segment.size)
-                return await self.look(segment, segment.base_offset, find)
+                return min(await self.look(segment, segment.base_offset, find), self._end_offset)
         return self._end_offset
 
     def _segment_of(self, offset: int) -> Segment:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 import trio
 
@@ -39,6 +41,20 @@ async def test_messages_come_as_stored_from_the_offset_on(a_broker):
         assert stored(await fetch(peer, 7)) == [(7, b"7"), (8, b"8"), (9, b"9")]
         assert stored(await fetch(peer, 3, max_messages="2")) == [(3, b"3"), (4, b"4")]
         assert [offset for offset, _ in stored(await fetch(peer, 3, max_bytes="1"))] == [3]
+
+
+async def test_an_index_says_where_each_message_starts(a_broker):
+    async with a_broker() as connect:
+        peer = await filled(connect)
+        for offset in (0, 7, 10):
+            answer = await fetch(peer, offset, index="1")
+            count = int(answer.properties["count"])
+            index = struct.unpack_from(f">{count}I", answer.body)
+            frames = answer.body[4 * count :]
+            found = [decode_frame(frames, position) for position in index]
+            assert [(frame.sequence_number, frame.body) for frame in found] == [
+                (n, b"%d" % n) for n in range(offset, 10)
+            ]
 
 
 async def test_minus_two_is_the_earliest_and_minus_one_the_end(a_broker):

@@ -76,6 +76,35 @@ async def test_nothing_is_visible_before_it_is_durable_and_watchers_hear_when_it
         assert ends == [2]
 
 
+@pytest.mark.parametrize("tail_bytes", [0, 10**6])
+@pytest.mark.parametrize("max_bytes", [1, 10**6])
+async def test_nothing_behind_a_held_end_is_seen_until_it_is_released(
+    tmp_path: Path, tail_bytes: int, max_bytes: int
+) -> None:
+    clock = Clock()
+    async with opened(tmp_path, clock, tail_bytes=tail_bytes, segment_bytes=200) as engine:
+        log = engine.log("t", 0)
+        told: list[int] = []
+        await store(log, b"before", b"before too")
+        log.watch(lambda: told.append(log.end_offset))
+        log.hold()
+        clock.now += 1000
+        for number in range(5):
+            await store(log, b"held %d" % number)
+        assert (log.end_offset, log.durable_offset, log.next_offset) == (2, 7, 7)
+        assert await everything(log, max_bytes) == [b"before", b"before too"]
+        assert await log.offset_for_time(clock.now) == 2
+        with pytest.raises(OffsetOutOfRange):
+            await log.read(3, max_bytes)
+        assert told == []
+        log.release()
+        assert (log.end_offset, told) == (7, [7])
+        assert await log.offset_for_time(clock.now) == 2
+        assert (await everything(log, max_bytes))[2:] == [b"held %d" % number for number in range(5)]
+        await store(log, b"after")
+        assert log.end_offset == 8
+
+
 async def test_reading_at_the_end_is_empty_and_elsewhere_out_of_range(tmp_path: Path) -> None:
     async with opened(tmp_path) as engine:
         log = engine.log("t", 0)
@@ -207,7 +236,7 @@ async def test_all_logs_together_keep_no_more_than_tail_bytes_in_memory(tmp_path
             await store(engine.log("t", 0), b"x" * 1000)
             await store(engine.log("u", 0), b"x" * 1000)
         kept = [
-            sum(log._tail.read(offset, 1) is not None for offset in range(30))
+            sum(log._tail.read(offset, 1, 30) is not None for offset in range(30))
             for log in (engine.log("t", 0), engine.log("u", 0))
         ]
         assert 2 < min(kept) <= max(kept) < 11

@@ -14,7 +14,7 @@ from storage.engine import Range
 
 
 def a_log(end_offset=10**9, ranges=()):
-    return SimpleNamespace(topic="t", partition=0, end_offset=end_offset, ranges=lambda: ranges)
+    return SimpleNamespace(topic="t", partition=0, durable_offset=end_offset, ranges=lambda: ranges)
 
 
 def look_up(producer, number):
@@ -90,7 +90,7 @@ def test_a_publish_sent_again_waits_for_the_first_attempt():
     producer.remember(numbers)
     producer.when_settled(numbers, told.append)
     assert told == []
-    log.end_offset = 2
+    log.durable_offset = 2
     producer.settled(numbers, None)
     assert told == [None]
     producer.when_settled(numbers, told.append)
