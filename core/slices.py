@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from core.frames import HEAD, decode_properties, frame_length
 from storage.engine import Chunk, PartitionLog
 
-READ_BYTES = 262_144
+READ_BYTES = 1_048_576
 
 
 def cut(chunk: Chunk, run: range) -> bytes:

@@ -1,7 +1,7 @@
 """storage.background: what an engine does when nobody asks: drop old segments, prove closed ones.
 
-May import: core.errors, storage.batches, storage.engine, storage.files, storage.partition_log, storage.retention,
-    storage.segment, trio, the standard library.
+May import: core.errors, storage.batches, storage.engine, storage.files, storage.index, storage.partition_log,
+    storage.retention, storage.segment, trio, the standard library.
 Never: metadata, creating or deleting topics.
 """
 
@@ -17,9 +17,10 @@ from core.errors import BrokerError
 from storage.batches import walk
 from storage.engine import Topic
 from storage.files import sync_directory
+from storage.index import Entries
 from storage.partition_log import LocalLog
 from storage.retention import Closed, droppable
-from storage.segment import Segment, reader
+from storage.segment import Segment, add_to_index, reader
 
 logger = logging.getLogger(__name__)
 SLICE = 256 * 1024  # proved at a time
@@ -72,21 +73,29 @@ async def prove(logs: Logs) -> None:
 
 async def _prove_segment(log: LocalLog, segment: Segment) -> None:
     """Walk a segment, a slice at a time, until its end or until the log explains why not."""
-    position, offset = 0, segment.base_offset
+    position, offset, agrees = 0, segment.base_offset, True
     try:
         while position < segment.size:
-            position, offset = await log.look(segment, offset, partial(_prove_slice, segment, position, offset))
+            prove = partial(_prove_slice, segment, position, offset)
+            position, offset, same = await log.look(segment, offset, prove)
+            agrees = agrees and same
             await trio.sleep(PAUSE)
+        segment.index.believed = segment.index.believed or agrees
     except BrokerError as error:
         logger.info("%s was not proved to its end: %s", segment.log_path, error)
 
 
-def _prove_slice(segment: Segment, position: int, offset: int) -> tuple[int, int]:
-    """Prove the batches from `position` on, a slice or at least one of them; returns where to go on."""
+def _prove_slice(segment: Segment, position: int, offset: int) -> tuple[int, int, bool]:
+    """Prove the batches from `position` on, a slice or at least one of them.
+
+    Returns where to go on, and whether the index agrees.
+    """
+    entries, number = Entries(), offset - segment.base_offset
     with segment.open() as fd:
         start = position
         for batch in walk(reader(fd), position, segment.size, offset, window=SLICE):
             position, offset = batch.end, batch.next_offset
+            add_to_index(entries, batch)
             if position - start >= SLICE:
                 break
-    return position, offset
+    return position, offset, segment.index.holds(number, entries.encode())

@@ -109,6 +109,34 @@ def next_batch(view: memoryview, position: int, first_offset: int, known: Starts
     return Batch(position, first_offset, append_ms, starts.positions, ranges, view[:end])
 
 
+def batches_at(view: memoryview, positions: Sequence[int], first_offset: int) -> list[Batch]:
+    """Return the batches whose records start at these positions in the log; the view begins with the first of them.
+
+    The last record's seal names the batch that ends there, and so on back to the first. Raises BadBatch.
+    """
+    found: list[Batch] = []
+    base, count = positions[0], len(positions)
+    while count:
+        last = positions[count - 1] - base
+        try:
+            seal_at = last + _FRAME_START.unpack_from(view, last)[0]
+            number = SEAL_HEAD.unpack_from(view, seal_at)[2] - first_offset
+            if not 0 <= number < count:
+                raise BadBatch(base + seal_at, first_offset + count, "the index does not lead to a seal")
+            start = positions[number]
+            known = Starts()
+            known.positions, known.at = (
+                [position - start for position in positions[number:count]],
+                seal_at + base - start,
+            )
+            found.append(next_batch(view[start - base :], start, first_offset + number, known))
+        except (struct.error, Incomplete):
+            raise BadBatch(base + last, first_offset + count - 1, "the index points behind the log") from None
+        count = number
+    found.reverse()
+    return found
+
+
 def around(view: memoryview, offset: int) -> tuple[int, int]:
     """Return how far before the view's start the batch begins that holds the frame there, and its first offset.
 

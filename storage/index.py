@@ -1,11 +1,12 @@
 """storage.index: where each record of a segment starts and when it was appended.
 
 May import: storage.files, the standard library.
-Never: trio, the log itself: an index is a cache and no evidence.
+Never: trio, the log itself: an index is a cache and no evidence. What was compared with the log is `believed`.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import sys
@@ -58,6 +59,7 @@ class IndexFile:
 
     def __init__(self, files: OpenFiles, path: str) -> None:
         self.path = path
+        self.believed = False  # was every entry compared with the log, or written with it, in this process?
         self._files = files
         self._lock = threading.Lock()  # between append() and replace()
         self._written = 0
@@ -102,6 +104,42 @@ class IndexFile:
                 return self._unpack(read(fd, ENTRY.size, number * ENTRY.size), 0)
         except FileNotFoundError:
             return 0, 0
+
+    def entries(self, first: int, count: int, *, cached: bool = False) -> tuple[array[int], array[int]]:
+        """Return positions and append times of `count` records from the first-th on, fewer if it has no more.
+
+        Raises as entry().
+        """
+        if not self._lock.acquire(blocking=not cached):
+            raise BlockingIOError(errno.EAGAIN, "it is being written")
+        try:
+            data = self._bytes(first * ENTRY.size, (first + count) * ENTRY.size, cached)
+        except FileNotFoundError:
+            data = b""
+        finally:
+            self._lock.release()
+        entries = array("Q", data[: len(data) - len(data) % ENTRY.size])
+        if sys.byteorder == "little":
+            entries.byteswap()
+        return entries[0::2], entries[1::2]
+
+    def _bytes(self, start: int, stop: int, cached: bool) -> bytes:
+        written = self._written * ENTRY.size
+        waiting = self._unwritten[max(0, start - written) : max(0, stop - written)]
+        if start >= written:
+            return waiting
+        read = read_cached if cached else read_all
+        with self._files.use(self.path, if_open=cached) as fd:
+            return read(fd, min(stop, written) - start, start) + waiting
+
+    def holds(self, first: int, entries: bytes) -> bool:
+        """Say whether these are the entries from the first-th on."""
+        start = first * ENTRY.size
+        with self._lock:
+            try:
+                return self._bytes(start, start + len(entries), False) == entries
+            except FileNotFoundError:
+                return False
 
     def first_at(self, time_ms: int, count: int) -> int:
         """Return the number of the first of `count` records appended at `time_ms` or later, or `count`."""

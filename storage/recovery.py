@@ -163,3 +163,4 @@ def _mend_index(found: Recovered, segment: Segment, entries: bytes) -> None:
     else:
         segment.index.replace(entries)
         found.rebuilt_indexes += 1
+    segment.index.believed = True

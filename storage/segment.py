@@ -9,17 +9,20 @@ from __future__ import annotations
 import os
 import time
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from storage.batches import BadBatch, Batch, Incomplete, Read, around, seal, walk
+from storage.batches import BadBatch, Batch, Incomplete, Read, around, batches_at, seal, walk
 from storage.engine import Range
 from storage.files import OpenFiles, datasync, read_all, read_cached, sync_directory, write_all
 from storage.index import Entries, IndexFile
 from storage.tail import Stored
 
 FIRST_LOOK = 64 * 1024  # what is read at first to find the seal of a batch
+LONGEST = 8 * 1024 * 1024  # what is read beyond what was asked for, to end with a batch
+FEW_MORE = 256  # index entries read beyond those that are probably enough
 
 
 class Segment:
@@ -69,6 +72,7 @@ class Segment:
         segment.write(first, 0, sync=True)
         sync_directory(directory)
         segment.extend(len(first), base_offset, created_ms)
+        segment.index.believed = True
         return segment
 
     def write(self, data: bytes, position: int, *, sync: bool) -> float:
@@ -137,19 +141,59 @@ class Segment:
             for batch in walk(reader(fd), 0, size, self.base_offset):
                 add_to_index(entries, batch)
         self.index.replace(entries.encode())
+        self.index.believed = True
 
     def _read(self, read: Read, offset: int, max_bytes: int, size: int, cached: bool) -> list[Stored]:
         start, first_offset = self._batch_of(read, offset, size, cached)
-        found: list[Stored] = []
-        for batch in walk(read, start, size, first_offset, window=max_bytes + FIRST_LOOK):
-            positions = array("I", batch.positions)
-            found.append(Stored(batch.first_offset, batch.append_ms, bytes(batch.raw), positions))
-            if batch.next_offset > offset and batch.end - start >= max_bytes:
-                break
+        batches: list[Batch] = []
+        if self.index.believed:
+            least = offset + 1 - first_offset
+            batches = self._batches_by_index(read, first_offset, least, max_bytes, size, cached)
+        if not batches:
+            batches = self._batches_by_walking(read, start, first_offset, offset, max_bytes, size)
         if len(self._starts) > 64:
             self._starts.clear()
-        self._starts[batch.next_offset] = batch.end
+        self._starts[batches[-1].next_offset] = batches[-1].end
+        return [
+            Stored(batch.first_offset, batch.append_ms, bytes(batch.raw), array("I", batch.positions))
+            for batch in batches
+        ]
+
+    def _batches_by_walking(
+        self, read: Read, start: int, first_offset: int, offset: int, max_bytes: int, size: int
+    ) -> list[Batch]:
+        found: list[Batch] = []
+        for batch in walk(read, start, size, first_offset, window=max_bytes + FIRST_LOOK):
+            found.append(batch)
+            if batch.next_offset > offset and batch.end - start >= max_bytes:
+                break
         return found
+
+    def _batches_by_index(
+        self, read: Read, first_offset: int, least: int, max_bytes: int, size: int, cached: bool
+    ) -> list[Batch]:
+        """Return the batches from `first_offset` on, at least so many records, without following every frame.
+
+        The records of a batch have their append time in common, so where it changes a batch ends. Returns nothing where
+        that is too far away: after the clock was set back, a long row of batches has the same time.
+        """
+        first = first_offset - self.base_offset
+        count = max(least, max_bytes * self.count // self.size) + FEW_MORE
+        while True:
+            positions, times = self.index.entries(first, count, cached=cached)
+            ends = len(positions) < count or positions[-1] >= size  # does it reach to the end of what we may see?
+            del positions[bisect_left(positions, size) :]
+            if len(positions) < least:
+                raise BadBatch(size, first_offset, "the index has no such record")
+            wanted = max(least, bisect_left(positions, positions[0] + max_bytes))
+            number = bisect_right(times, times[wanted - 1], hi=len(positions))
+            stop = positions[number] if number < len(positions) else size
+            if positions[number - 1] - positions[0] > max_bytes + LONGEST:
+                return []
+            if ends or number < len(positions):
+                view = memoryview(read(positions[0], stop - positions[0]))
+                return batches_at(view, positions[:number], first_offset)
+            count *= 2
 
     def _batch_of(self, read: Read, offset: int, size: int, cached: bool) -> tuple[int, int]:
         """Return position and first offset of the batch that holds `offset`, as its seal says."""

@@ -65,6 +65,17 @@ def test_dealing_in_runs_is_dealing_one_by_one(rooms: list[int], count: int) -> 
         assert next(hand for hand in in_turn if left[hand]) == heir
 
 
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=5), st.integers(0, 2500))
+def test_a_backlog_is_dealt_in_the_same_numbers_as_one_by_one(rooms: list[int], count: int) -> None:
+    dealt, _ = deal(rooms, 100, count)
+    hands: list[list[int]] = [[] for _ in rooms]
+    for hand, run in dealt:
+        hands[hand] += run
+    assert list(map(len, hands)) == list(map(len, deal_one_by_one(rooms, 100, count)))
+    everything = sorted(offset for hand in hands for offset in hand)
+    assert everything == list(range(100, 100 + min(count, sum(rooms))))
+
+
 @given(st.lists(st.tuples(runs, runs), max_size=8))
 def test_a_subscriber_holds_what_was_added_and_not_released(steps: list[tuple[range, range]]) -> None:
     subscriber = Subscriber("w", 1000, announces=False)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from stores import NOON, make_run
 
 from storage.batches import BadBatch
@@ -20,12 +24,15 @@ def files() -> OpenFiles:
     return OpenFiles(capacity=4)
 
 
-def fill(files: OpenFiles, directory: Path, batches: list[list[bytes]], base: int = 100) -> Segment:
-    """A segment with these batches, one a second."""
+def fill(
+    files: OpenFiles, directory: Path, batches: list[list[bytes]], base: int = 100, times: list[int] | None = None
+) -> Segment:
+    """A segment with these batches, one a second unless their times are given."""
     segment = Segment.create(files, directory, base, NOON, ())
     for number, bodies in enumerate(batches):
         run = make_run(segment.next_offset, bodies)
-        commit = Commit("t/0", files, segment, [run], NOON + 1000 * number, sync=True, remembered=None)
+        now = times[number] if times else NOON + 1000 * number
+        commit = Commit("t/0", files, segment, [run], now, sync=False, remembered=None)
         result = commit.carry_out()
         assert isinstance(result, Committed)
         segment.extend(result.size, result.batch.next_offset, result.batch.append_ms)
@@ -45,6 +52,37 @@ def test_a_read_returns_whole_batches_from_the_one_that_holds_the_offset(
         found = segment.read(offset, max_bytes, segment.size)
         assert found[0].first_offset == first
         assert [batch.first_offset for batch in found[1:]] == [batch.next_offset for batch in found[:-1]]
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_a_believed_index_leads_to_the_same_batches_as_walking(data: st.DataObject) -> None:
+    batches = data.draw(
+        st.lists(st.lists(st.integers(0, 300).map(lambda size: b"x" * size), min_size=1, max_size=9), min_size=1)
+    )
+    steps = data.draw(st.lists(st.integers(0, 1), min_size=len(batches), max_size=len(batches)))
+    with tempfile.TemporaryDirectory() as directory:
+        files = OpenFiles(capacity=4)
+        segment = fill(files, Path(directory), batches, times=list(accumulate(steps, initial=NOON))[1:])
+        for offset in range(segment.base_offset, segment.next_offset):
+            max_bytes = data.draw(st.sampled_from([1, 200, 10_000]))
+            found = []
+            for believed in (True, False):
+                segment.index.believed = believed
+                segment._starts.clear()
+                found.append(segment.read(offset, max_bytes, segment.size))
+            by_index, by_walking = ([batch for batch in one if batch.positions] for one in found)
+            assert by_index[: len(by_walking)] == by_walking  # and perhaps more, to where the time changes
+        files.close()
+
+
+def test_a_clock_that_stands_still_makes_no_read_larger(
+    files: OpenFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.segment.LONGEST", 1000)
+    segment = fill(files, tmp_path, [[b"x" * 100]] * 50, times=[NOON] * 50)
+    assert segment.index.believed
+    assert sum(len(batch.data) for batch in segment.read(110, 500, segment.size)) < 2000
 
 
 def test_a_reader_in_the_event_loop_is_told_when_the_file_would_have_to_be_opened(

@@ -11,9 +11,14 @@ from collections.abc import Iterator
 from core.subscriptions.leases import Subscriber
 
 
-def deal(rooms: list[int], first: int, count: int) -> tuple[list[tuple[int, range]], int]:
-    """Deal `count` messages from `first` on to hands with so much room, one by one in turn.
+SHARE = 100  # messages for each hand: so many or more are dealt as shares in one piece
 
+
+def deal(rooms: list[int], first: int, count: int) -> tuple[list[tuple[int, range]], int]:
+    """Deal `count` messages from `first` on to hands with so much room, in turn.
+
+    A few go out one by one. From a backlog everybody gets as many as one by one, but in one piece: messages that lie
+    together are read, sent and acked together.
     Returns (hand, run) in the order of dealing, and whose turn it is next. It costs as much as there are hands that
     fill up on the way, not as much as there are messages.
     """
@@ -29,7 +34,11 @@ def deal(rooms: list[int], first: int, count: int) -> tuple[list[tuple[int, rang
             upcoming = hands[count]
             break
         end = first + rounds * k
-        dealt += [(hand, range(first + i, end, k)) for i, hand in enumerate(hands)]
+        if rounds < SHARE:
+            dealt += [(hand, range(first + i, end, k)) for i, hand in enumerate(hands)]
+        else:
+            starts = range(first, end, rounds)
+            dealt += [(hand, range(start, start + rounds)) for hand, start in zip(hands, starts, strict=True)]
         first, count = end, count - rounds * k
         for hand in hands:
             left[hand] -= rounds
