@@ -5,14 +5,16 @@ May import: core.errors, core.outlets, core.replies, core.slices, core.subscript
     core.subscriptions.subscription, storage.engine, storage.measures, msgspec, trio, the standard library.
 Never: sockets, files.
 
-One task waits for all subscriptions together; one that has something to do gets a round of its own, never two at once.
-An idle subscription costs its state and nothing else.
+A subscription is served in rounds: read what could go out, decide, carry it out; never two rounds at once. A round that
+memory has everything for takes place in the very step of the event loop that caused it (a settle, a commit of the log).
+One that has to wait, for the disk or for a state to be durable, gets a task. An idle subscription costs its state only.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 import trio
@@ -20,7 +22,7 @@ import trio
 from core.errors import BrokerError, OffsetOutOfRange
 from core.outlets import Delivery, Outlet
 from core.replies import now_ms
-from core.slices import READ_BYTES, collect, keys_of
+from core.slices import READ_BYTES, collect, collect_recent, keys_of
 from core.subscriptions.alarms import NEVER, Alarms
 from core.subscriptions.decisions import DeadLetter, Decision, Deliver
 from core.subscriptions.options import Mode
@@ -32,6 +34,7 @@ from storage.measures import SECONDS, Histogram
 log = logging.getLogger("qb.deliveries")
 
 PERSIST_EVERY = 0.1  # seconds by which a cursor on disk may lag behind
+ROUNDS_NOW = 4  # in one step of the event loop; then others have their turn
 FAULT_RETRY = 1.0  # seconds until a subscription that stands still is tried again
 
 
@@ -52,8 +55,9 @@ class Live:
         self.fault: str | None = None  # why it cannot be served at all
         self.gone = False
         self.due = NEVER  # when its state wants to be asked again; set by Alarms
-        self.serving = False
+        self.serving = False  # is a task of its own busy with it?
         self.again = False  # something happened while it was being served
+        self.unfinished: Round | None = None  # what a round left for a task, since it has to wait
         self.unwatch: list[Callable[[], None]] = []
         self._message_bytes = float(READ_BYTES)  # of the messages read last; as large as can be until we know
 
@@ -79,6 +83,18 @@ class Live:
         """Return what the metadata keeps; the state counts as saved from now on."""
         snapshot: Snapshot = self.subscription.snapshot()
         return {"topic": self.topic, "created_ms": self.created_ms, "snapshot": msgspec.to_builtins(snapshot)}
+
+
+class Round(NamedTuple):
+    """What a subscription has decided, on its way to be carried out."""
+
+    decisions: list[Decision]
+    chunks: Mapping[int, Chunk]  # what was read for it, by partition
+    settled: Mapping[str, int]  # of each subscriber, the last SETTLE that counted
+
+    def without(self, count: int) -> Round:
+        """Return it without the first decisions."""
+        return self._replace(decisions=self.decisions[count:])
 
 
 # Publishes a dead letter, given the stored frame that it is about; returns when it is durable.
@@ -131,7 +147,7 @@ class Deliveries:
                 live.logs[partition] = each
                 live.subscription.add_partition(partition, 0)
                 if live.unwatch:
-                    live.unwatch.append(each.watch(lambda: self.touch(live)))
+                    live.unwatch.append(each.watch(lambda: self.serve(live)))
         self.touch(live)
 
     def join(self, live: Live, outlet: Outlet, window: int | None, announces: bool) -> None:
@@ -155,7 +171,7 @@ class Deliveries:
     def _watch_logs(self, live: Live) -> None:
         """Watch the logs while somebody has joined: a publish costs nothing for subscriptions that nobody uses."""
         if live.outlets and not live.unwatch:
-            live.unwatch = [each.watch(lambda: self.touch(live)) for each in live.logs.values()]
+            live.unwatch = [each.watch(lambda: self.serve(live)) for each in live.logs.values()]
         elif not live.outlets:
             for unwatch in live.unwatch:
                 unwatch()
@@ -164,12 +180,33 @@ class Deliveries:
     # Serving
 
     def touch(self, live: Live) -> None:
-        """Something happened to this subscription: see what it decides."""
+        """Something happened to this subscription: see soon what it decides."""
         if live.serving:
             live.again = True
         elif not live.gone:
             self._ready[live] = None
             self._wake.set()
+
+    def serve(self, live: Live) -> None:
+        """Something happened to this subscription: do now what it decides, or soon if that has to wait."""
+        if live.serving or live.gone or live.fault or live.unfinished or not self._serve_now(live):
+            self.touch(live)
+
+    def _serve_now(self, live: Live) -> bool:
+        """Return whether all was done that there is to do now."""
+        for _ in range(ROUNDS_NOW):
+            chunks = self._read_recent(live)
+            if chunks is None:
+                return False
+            todo = self._decide(live, chunks)
+            done = self._carry_out_now(live, todo)
+            if done < len(todo.decisions):
+                live.unfinished = todo.without(done)
+                return False
+            self._note_changes(live)
+            if not self._goes_on(todo):
+                return True
+        return False
 
     async def run(self) -> None:
         """Serve all subscriptions until cancelled; then make their cursors durable."""
@@ -212,58 +249,101 @@ class Deliveries:
             live.serving = False
 
     async def _round(self, live: Live) -> None:
-        subscription = live.subscription
-        for outlet in live.outlets.values():
-            subscription.block(outlet.name, outlet.full)
-        chunks = await self._offer(live) if live.outlets else {}
-        decisions = subscription.decide(trio.current_time())
-        settled = {name: outlet.settled for name, outlet in live.outlets.items()}
-        if any(isinstance(decision, DeadLetter) or decision.attempt > 1 for decision in decisions):
+        todo, live.unfinished = live.unfinished, None
+        if todo is None:
+            todo = self._decide(live, await self._read(live))
+        if any(isinstance(decision, DeadLetter) or decision.attempt > 1 for decision in todo.decisions):
             await self._metadata.put(live.key, live.saved())
-        for decision in decisions:
-            await self._carry_out(live, decision, chunks, settled)
-        if decisions or chunks:  # what was offered may all be held back: look further
-            live.again = True
+        for decision in todo.decisions:
+            await self._carry_out(live, decision, todo)
+        live.again = live.again or self._goes_on(todo)
         self._note_changes(live)
 
-    async def _offer(self, live: Live) -> dict[int, Chunk]:
-        """Read what could go out and tell the subscription that it is there."""
-        chunks: dict[int, Chunk] = {}
-        for partition, each in live.logs.items():
+    @staticmethod
+    def _goes_on(done: Round) -> bool:
+        """Return whether to look again at once: what was read may all be held back, or not be all there is."""
+        return bool(done.decisions or done.chunks)
+
+    # Reading
+
+    def _wanted(self, live: Live) -> Iterator[tuple[int, PartitionLog, int, int]]:
+        """Yield where there are messages that could go out: partition, log, offset, and about how many bytes."""
+        for outlet in live.outlets.values():
+            live.subscription.block(outlet.name, outlet.full)
+        for partition, each in live.logs.items() if live.outlets else ():
             wanted = live.subscription.wanted(partition)
             if wanted and wanted.start < each.first_offset:
                 live.subscription.advance(partition, each.first_offset)
                 wanted = live.subscription.wanted(partition)
-            if not wanted or wanted.start >= each.end_offset:
-                continue
-            most = live.bytes_for(len(wanted))
-            chunk = each.read_recent(wanted.start, most) or await each.read(wanted.start, most)
-            live.note_size(chunk)
+            if wanted and wanted.start < each.end_offset:
+                yield partition, each, wanted.start, live.bytes_for(len(wanted))
+
+    def _read_recent(self, live: Live) -> dict[int, Chunk] | None:
+        """Return what could go out, by partition, or None if memory does not have all of it."""
+        chunks: dict[int, Chunk] = {}
+        for partition, each, offset, size in self._wanted(live):
+            chunk = each.read_recent(offset, size)
+            if chunk is None:
+                return None
             chunks[partition] = chunk
-            usable = min(len(chunk.positions), len(wanted))
-            if live.subscription.options.mode is Mode.KEY_SHARED:
-                live.subscription.offer_keys(partition, chunk.first_offset, keys_of(chunk)[:usable])
-            else:
-                live.subscription.offer(partition, chunk.first_offset, usable)
         return chunks
 
-    async def _carry_out(
-        self, live: Live, decision: Decision, chunks: Mapping[int, Chunk], settled: Mapping[str, int]
-    ) -> None:
-        chunk = chunks.get(decision.partition)
-        if isinstance(decision, Deliver):
-            await self._push(live, decision, chunk, settled)
-        else:
-            await self._dead_letter(live, decision, chunk)
+    async def _read(self, live: Live) -> dict[int, Chunk]:
+        """Return what could go out, by partition."""
+        chunks: dict[int, Chunk] = {}
+        for partition, each, offset, size in self._wanted(live):
+            chunks[partition] = each.read_recent(offset, size) or await each.read(offset, size)
+        return chunks
 
-    async def _push(self, live: Live, deliver: Deliver, chunk: Chunk | None, settled: Mapping[str, int]) -> None:
-        each = live.logs[deliver.partition]
-        runs = [run for run in deliver.runs if run[-1] >= each.first_offset]
+    # Deciding
+
+    def _decide(self, live: Live, chunks: Mapping[int, Chunk]) -> Round:
+        """Tell the subscription what is there; returns what it decides."""
+        subscription = live.subscription
+        for partition, chunk in chunks.items():
+            live.note_size(chunk)
+            wanted = subscription.wanted(partition)
+            if wanted.start != chunk.first_offset:
+                continue  # a seek came in between
+            usable = min(len(chunk.positions), len(wanted))
+            if subscription.options.mode is Mode.KEY_SHARED:
+                subscription.offer_keys(partition, chunk.first_offset, keys_of(chunk)[:usable])
+            else:
+                subscription.offer(partition, chunk.first_offset, usable)
+        settled = {name: outlet.settled for name, outlet in live.outlets.items()}
+        return Round(subscription.decide(trio.current_time()), chunks, settled)
+
+    # Carrying out
+
+    def _carry_out_now(self, live: Live, todo: Round) -> int:
+        """Carry out what needs no waiting; returns how many of the decisions, from the first one on."""
+        if any(isinstance(decision, DeadLetter) or decision.attempt > 1 for decision in todo.decisions):
+            return 0
+        for number, deliver in enumerate(todo.decisions):
+            assert isinstance(deliver, Deliver)
+            frames = collect_recent(live.logs[deliver.partition], deliver.runs, todo.chunks.get(deliver.partition))
+            if frames is None:
+                return number
+            self._push(live, deliver, deliver.runs, frames, todo.settled)
+        return len(todo.decisions)
+
+    async def _carry_out(self, live: Live, decision: Decision, todo: Round) -> None:
+        chunk = todo.chunks.get(decision.partition)
+        if isinstance(decision, DeadLetter):
+            await self._dead_letter(live, decision, chunk)
+            return
+        each = live.logs[decision.partition]
+        runs = tuple(run for run in decision.runs if run[-1] >= each.first_offset)
         try:
             frames = await collect(each, runs, chunk)
         except OffsetOutOfRange:  # retention was faster: what is gone is skipped, the rest comes when its lease ends
-            live.subscription.advance(deliver.partition, each.first_offset)
-            return
+            live.subscription.advance(decision.partition, each.first_offset)
+        else:
+            self._push(live, decision, runs, frames, todo.settled)
+
+    def _push(
+        self, live: Live, deliver: Deliver, runs: tuple[range, ...], frames: bytes, settled: Mapping[str, int]
+    ) -> None:
         outlet = live.outlets.get(deliver.subscriber)
         if outlet is None or not runs:
             return

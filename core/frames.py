@@ -101,14 +101,21 @@ def encode_frame(
     sequence_number: int = 0,
     timestamp: int = 0,
     properties: Mapping[str, str] | bytes = b"",
-    body: bytes = b"",
+    body: bytes | bytearray | memoryview = b"",
 ) -> bytes:
     """Return the frame's bytes. Raises BadRequest for properties that the format cannot carry."""
+    return b"".join((encode_head(type, sequence_number, timestamp, properties, len(body)), body))
+
+
+def encode_head(
+    type: int, sequence_number: int, timestamp: int, properties: Mapping[str, str] | bytes, body_length: int
+) -> bytes:
+    """Return a frame up to its body, for those who send a long body without copying it."""
     if not isinstance(properties, bytes):
         properties = encode_properties(properties)
-    total = OVERHEAD + len(properties) + len(body)
+    total = OVERHEAD + len(properties) + body_length
     head = HEAD.pack(total, type, sequence_number, timestamp, len(properties))
-    return b"".join((head, properties, LENGTH.pack(len(body)), body))
+    return b"".join((head, properties, LENGTH.pack(body_length)))
 
 
 def frame_length(buffer: bytes | bytearray | memoryview, position: int = 0) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-from core.frames import Frame, MessageType, decode_frame, encode_frame, frame_length
+from core.frames import Frame, MessageType, decode_frame, encode_frame, encode_head, frame_length
 from core.replies import now_ms
 from core.transport import Transport
 
@@ -65,7 +65,8 @@ class FastOutlet:
             f"subscription_id={delivery.subscription_id}\0topic={delivery.topic}\0partition={delivery.partition}\0"
             f"count={delivery.size}\0attempt={delivery.attempt}\0settled={delivery.settled}\0"
         )
-        self._transport.send(encode_frame(MessageType.DELIVER, 0, now_ms(), properties.encode(), delivery.frames))
+        head = encode_head(MessageType.DELIVER, 0, now_ms(), properties.encode(), len(delivery.frames))
+        self._transport.send(head, delivery.frames)
 
     def removed(self, subscription_id: str, reason: str) -> None:
         self._transport.send(_removal(subscription_id, reason))

@@ -59,7 +59,7 @@ async def fetch(log: PartitionLog, offset: int, limits: Limits, turn: Turn = nul
         if offset >= log.end_offset:
             await log.read(log.end_offset, 1)  # raises if the log is damaged: then its end means nothing
             return Chunk(offset, b"", ())
-        return first_messages(await log.read(offset, limits.max_bytes), limits.max_messages)
+        return (await log.read(offset, limits.max_bytes)).first(limits.max_messages)
 
 
 async def _wait_for(log: PartitionLog, offset: int, limits: Limits, turn: Turn) -> None:
@@ -80,13 +80,6 @@ async def _is_enough(log: PartitionLog, offset: int, limits: Limits, turn: Turn)
     async with turn():
         chunk = await log.read(offset, limits.max_bytes)
     return chunk.size >= limits.min_bytes or chunk.next_offset < log.end_offset
-
-
-def first_messages(chunk: Chunk, most: int) -> Chunk:
-    """Return the chunk cut to its first `most` messages."""
-    if len(chunk.positions) <= most:
-        return chunk
-    return chunk._replace(positions=chunk.positions[:most], end=chunk.positions[most])
 
 
 def index_of(chunk: Chunk) -> bytes:

@@ -6,7 +6,7 @@ Never: trio, sockets, files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 
 from core.frames import HEAD, decode_properties, frame_length
 from storage.engine import Chunk, PartitionLog
@@ -26,16 +26,41 @@ def cut(chunk: Chunk, run: range) -> bytes:
     return b"".join([data[start:end] for start, end in zip(starts, ends, strict=True)])
 
 
+def collect_recent(log: PartitionLog, runs: Iterable[range], chunk: Chunk | None) -> bytes | None:
+    """Return the frames of these messages if the chunk or memory has them, else None."""
+    collecting = _collecting(runs, chunk)
+    try:
+        offset = next(collecting)
+        while (recent := log.read_recent(offset, READ_BYTES)) is not None:
+            offset = collecting.send(recent)
+    except StopIteration as done:
+        frames: bytes = done.value
+        return frames
+    return None
+
+
 async def collect(log: PartitionLog, runs: Iterable[range], chunk: Chunk | None) -> bytes:
     """Return the frames of these messages, from the chunk if it has them, else from the log.
 
     Raises OffsetOutOfRange, LogDamaged.
     """
+    collecting = _collecting(runs, chunk)
+    try:
+        offset = next(collecting)
+        while True:
+            offset = collecting.send(log.read_recent(offset, READ_BYTES) or await log.read(offset, READ_BYTES))
+    except StopIteration as done:
+        frames: bytes = done.value
+        return frames
+
+
+def _collecting(runs: Iterable[range], chunk: Chunk | None) -> Generator[int, Chunk, bytes]:
+    """Yield each offset from which more has to be read, to be sent the chunk; returns the frames."""
     parts: list[bytes] = []
     for run in runs:
         while run:
             if chunk is None or not chunk.first_offset <= run.start < chunk.next_offset:
-                chunk = log.read_recent(run.start, READ_BYTES) or await log.read(run.start, READ_BYTES)
+                chunk = yield run.start
             here = len(range(run.start, min(run.stop, chunk.next_offset), run.step))
             parts.append(cut(chunk, run[:here]))
             run = run[here:]

@@ -125,8 +125,8 @@ class Subscribing:
 
     def has_room(self) -> None:
         """The peer has read what waited for it: give it more."""
-        for live, _ in self._joined.values():
-            self._manager.deliveries.touch(live)
+        for live, _ in list(self._joined.values()):
+            self._manager.deliveries.serve(live)
 
     def settle(self, frame: Frame) -> None:
         """Carry out a SETTLE. Raises NotJoined, BadRequest."""
@@ -138,7 +138,7 @@ class Subscribing:
         if isinstance(outlet, FastOutlet):
             outlet.settled = frame.sequence_number
         self._carry_out(live, outlet.name, settle)
-        self._manager.deliveries.touch(live)
+        self._manager.deliveries.serve(live)
 
     def ack(self, subscription_id: str, partition: int, offset: int) -> bool:
         """Settle one message; False if this peer does not hold it. Raises NotJoined, BadRequest."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -63,23 +63,26 @@ class Transport:
             except OSError:
                 return b""
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes, more: bytes = b"") -> None:
         """Send what the kernel takes now and queue the rest. To a peer that has gone, nothing is sent."""
         if self.gone:
             return
         taken = 0
         if not self.queued:
-            taken = self._send_now(data)
-            if taken == len(data) or self.gone:
+            taken = self._send_now((data, more) if more else (data,))
+            if taken == len(data) + len(more) or self.gone:
                 return
             self.progress_at = trio.current_time()
-        self._queue.append(memoryview(data)[taken:])
-        self.queued += len(data) - taken
+        for part in (data, more):
+            if taken < len(part):
+                self._queue.append(memoryview(part)[taken:])
+                self.queued += len(part) - taken
+            taken = max(0, taken - len(part))
         self._changed.set()
 
-    def _send_now(self, data: bytes | memoryview) -> int:
+    def _send_now(self, parts: Sequence[bytes | memoryview]) -> int:
         try:
-            return self._socket.send(data)
+            return self._socket.sendmsg(parts)
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError:
@@ -104,7 +107,7 @@ class Transport:
     def _send_some(self) -> None:
         while self._queue:
             part = self._queue[0]
-            taken = self._send_now(part)
+            taken = self._send_now((part,))
             if not taken:
                 return
             self.progress_at = trio.current_time()

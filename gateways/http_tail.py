@@ -15,7 +15,7 @@ import trio
 
 from core.broker import MessageBroker
 from core.errors import BrokerError, OffsetOutOfRange, UnknownTopic
-from core.reading import first_messages, messages
+from core.reading import messages
 from gateways.http_events import event
 from gateways.http_pushed import Batch, encode_batch
 from storage.engine import PartitionLog
@@ -64,9 +64,9 @@ class Tail:
     async def _read(self, partition: int) -> Batch:
         log = self._logs[partition]
         try:
-            chunk = first_messages(await log.read(self._at[partition], READ_BYTES), READ_MESSAGES)
+            chunk = (await log.read(self._at[partition], READ_BYTES)).first(READ_MESSAGES)
         except OffsetOutOfRange:  # retention was faster: the gap in the offsets shows it
-            chunk = first_messages(await log.read(log.first_offset, READ_BYTES), READ_MESSAGES)
+            chunk = (await log.read(log.first_offset, READ_BYTES)).first(READ_MESSAGES)
         return Batch(self._topic, partition, messages(chunk))
 
     def _check_topic(self) -> None:

@@ -101,7 +101,9 @@ def next_batch(view: memoryview, position: int, first_offset: int, known: Starts
     """
     starts = _follow(view, first_offset, known or Starts())
     try:
-        append_ms, end = _check_seal(view, starts, first_offset)
+        append_ms, end = _check_seal(view, starts.at, starts.kind, first_offset, len(starts.positions))
+    except Incomplete:
+        raise Incomplete(starts) from None
     except _Unsealed as bad:
         raise BadBatch(position, first_offset, f"the batch that begins here is not whole: {bad}") from None
     ranges_at = starts.at + SEAL_HEAD.size
@@ -109,32 +111,30 @@ def next_batch(view: memoryview, position: int, first_offset: int, known: Starts
     return Batch(position, first_offset, append_ms, starts.positions, ranges, view[:end])
 
 
-def batches_at(view: memoryview, positions: Sequence[int], first_offset: int) -> list[Batch]:
-    """Return the batches whose records start at these positions in the log; the view begins with the first of them.
+def prove(view: memoryview, positions: Sequence[int], first_offset: int) -> tuple[int, int]:
+    """Prove the batches whose records start at these positions in the log; the view begins with the first of them.
 
-    The last record's seal names the batch that ends there, and so on back to the first. Raises BadBatch.
+    The last record's seal names the batch that ends there, and so on back to the first: no frame is looked at but the
+    last of each batch. Returns the last one's append time, and where in the view it ends. Raises BadBatch.
     """
-    found: list[Batch] = []
-    base, count = positions[0], len(positions)
+    base, count, last_one = positions[0], len(positions), (0, 0)
     while count:
         last = positions[count - 1] - base
         try:
             seal_at = last + _FRAME_START.unpack_from(view, last)[0]
-            number = SEAL_HEAD.unpack_from(view, seal_at)[2] - first_offset
+            _, kind, sealed_offset, _, _, _, _, _, _ = SEAL_HEAD.unpack_from(view, seal_at)
+            number = sealed_offset - first_offset
             if not 0 <= number < count:
                 raise BadBatch(base + seal_at, first_offset + count, "the index does not lead to a seal")
-            start = positions[number]
-            known = Starts()
-            known.positions, known.at = (
-                [position - start for position in positions[number:count]],
-                seal_at + base - start,
-            )
-            found.append(next_batch(view[start - base :], start, first_offset + number, known))
+            start = positions[number] - base
+            append_ms, end = _check_seal(view[start:], seal_at - start, kind, sealed_offset, count - number)
+        except _Unsealed as bad:
+            raise BadBatch(base + start, sealed_offset, f"the batch that begins here is not whole: {bad}") from None
         except (struct.error, Incomplete):
             raise BadBatch(base + last, first_offset + count - 1, "the index points behind the log") from None
+        last_one = last_one if last_one[1] else (append_ms, start + end)
         count = number
-    found.reverse()
-    return found
+    return last_one
 
 
 def around(view: memoryview, offset: int) -> tuple[int, int]:
@@ -207,13 +207,12 @@ def _follow(view: memoryview, first_offset: int, starts: Starts) -> Starts:
     return starts
 
 
-def _check_seal(view: memoryview, starts: Starts, first_offset: int) -> tuple[int, int]:
-    """Return the append time and where the seal ends. Raises Incomplete, _Unsealed."""
-    at, count = starts.at, len(starts.positions)
-    if starts.kind != SEAL:
+def _check_seal(view: memoryview, at: int, kind: int, first_offset: int, count: int) -> tuple[int, int]:
+    """Return the append time and where the seal ends that stands at `at`. Raises Incomplete, _Unsealed."""
+    if kind != SEAL:
         raise _Unsealed(f"{at} bytes on stands neither message {first_offset + count} nor a seal")
     if len(view) < at + SEAL_HEAD.size:
-        raise Incomplete(starts)
+        raise Incomplete(Starts())
     total, _, sealed_offset, append_ms, no_properties, body_length, crc, sealed_count, data_length = (
         SEAL_HEAD.unpack_from(view, at)
     )
@@ -222,7 +221,7 @@ def _check_seal(view: memoryview, starts: Starts, first_offset: int) -> tuple[in
     if sealed_offset != first_offset or sealed_count != count or data_length != at:
         raise _Unsealed(f"the seal {at} bytes on is for other messages")
     if len(view) < at + total:
-        raise Incomplete(starts)
+        raise Incomplete(Starts())
     if crc != _crc(view, at, at + total):
         raise _Unsealed("the checksum does not match")
     return append_ms, at + total

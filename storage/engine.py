@@ -63,6 +63,12 @@ class Chunk(NamedTuple):
         """How many bytes the frames take."""
         return self.end - self.positions[0] if self.positions else 0
 
+    def first(self, count: int) -> Chunk:
+        """Return the first `count` of them."""
+        if len(self.positions) <= count:
+            return self
+        return self._replace(positions=self.positions[:count], end=self.positions[count])
+
     @property
     def frames(self) -> bytes:
         """The frames and nothing else."""

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
-CACHED_AT_MOST = 256 * 1024  # a longer look keeps the event loop longer than the way to a thread and back
+CACHED_AT_MOST = 2 * 1024 * 1024  # a longer look would keep the event loop too long
 OPEN_FILES = 256  # kept open at once; more only while more are in use at the same moment
 
 

@@ -278,7 +278,7 @@ class LocalLog:
             return None
         if offset == self._end_offset:
             return Chunk(offset, b"", ())
-        return self._tail.read(offset, max_bytes, self._end_offset) or self._shared.reads.read(self, offset, max_bytes)
+        return self._visible(self._tail.read(offset, max_bytes) or self._shared.reads.read(self, offset, max_bytes))
 
     async def read(self, offset: int, max_bytes: int) -> Chunk:
         await trio.lowlevel.checkpoint()
@@ -287,10 +287,15 @@ class LocalLog:
         if recent is not None:
             return recent
         batches = await self._read_batches(offset, max_bytes)
-        self._shared.reads.keep(self, [batch for batch in batches if batch.first_offset < self._end_offset])
-        chunk = self._shared.reads.read(self, offset, max_bytes)
+        self._shared.reads.keep(self, batches)
+        chunk = self._visible(self._shared.reads.read(self, offset, max_bytes))
         assert chunk is not None
         return chunk
+
+    def _visible(self, chunk: Chunk | None) -> Chunk | None:
+        if chunk is None or chunk.next_offset <= self._end_offset:
+            return chunk
+        return chunk.first(self._end_offset - chunk.first_offset)
 
     async def _read_batches(self, offset: int, max_bytes: int) -> list[Stored]:
         segment = self._segment_of(offset)

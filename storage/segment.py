@@ -10,11 +10,11 @@ import os
 import time
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from storage.batches import BadBatch, Batch, Incomplete, Read, around, batches_at, seal, walk
+from storage.batches import BadBatch, Batch, Incomplete, Read, around, prove, seal, walk
 from storage.engine import Range
 from storage.files import OpenFiles, datasync, read_all, read_cached, sync_directory, write_all
 from storage.index import Entries, IndexFile
@@ -145,33 +145,33 @@ class Segment:
 
     def _read(self, read: Read, offset: int, max_bytes: int, size: int, cached: bool) -> list[Stored]:
         start, first_offset = self._batch_of(read, offset, size, cached)
-        batches: list[Batch] = []
+        found: list[Stored] = []
         if self.index.believed:
             least = offset + 1 - first_offset
-            batches = self._batches_by_index(read, first_offset, least, max_bytes, size, cached)
-        if not batches:
-            batches = self._batches_by_walking(read, start, first_offset, offset, max_bytes, size)
+            found = self._read_by_index(read, first_offset, least, max_bytes, size, cached)
+        return found or self._read_by_walking(read, start, first_offset, offset, max_bytes, size)
+
+    def _remember(self, offset: int, position: int) -> None:
+        """A batch begins there, and a reader will ask for it next."""
         if len(self._starts) > 64:
             self._starts.clear()
-        self._starts[batches[-1].next_offset] = batches[-1].end
-        return [
-            Stored(batch.first_offset, batch.append_ms, bytes(batch.raw), array("I", batch.positions))
-            for batch in batches
-        ]
+        self._starts[offset] = position
 
-    def _batches_by_walking(
+    def _read_by_walking(
         self, read: Read, start: int, first_offset: int, offset: int, max_bytes: int, size: int
-    ) -> list[Batch]:
-        found: list[Batch] = []
+    ) -> list[Stored]:
+        found: list[Stored] = []
         for batch in walk(read, start, size, first_offset, window=max_bytes + FIRST_LOOK):
-            found.append(batch)
+            positions = array("I", batch.positions)
+            found.append(Stored(batch.first_offset, batch.append_ms, bytes(batch.raw), positions))
             if batch.next_offset > offset and batch.end - start >= max_bytes:
                 break
+        self._remember(batch.next_offset, batch.end)
         return found
 
-    def _batches_by_index(
+    def _read_by_index(
         self, read: Read, first_offset: int, least: int, max_bytes: int, size: int, cached: bool
-    ) -> list[Batch]:
+    ) -> list[Stored]:
         """Return the batches from `first_offset` on, at least so many records, without following every frame.
 
         The records of a batch have their append time in common, so where it changes a batch ends. Returns nothing where
@@ -187,13 +187,20 @@ class Segment:
                 raise BadBatch(size, first_offset, "the index has no such record")
             wanted = max(least, bisect_left(positions, positions[0] + max_bytes))
             number = bisect_right(times, times[wanted - 1], hi=len(positions))
-            stop = positions[number] if number < len(positions) else size
             if positions[number - 1] - positions[0] > max_bytes + LONGEST:
                 return []
             if ends or number < len(positions):
-                view = memoryview(read(positions[0], stop - positions[0]))
-                return batches_at(view, positions[:number], first_offset)
+                stop = positions[number] if number < len(positions) else size
+                return [self._prove(read, first_offset, positions[:number], stop)]
             count *= 2
+
+    def _prove(self, read: Read, first_offset: int, positions: Sequence[int], stop: int) -> Stored:
+        """Return the batches with records at these positions as one."""
+        start = positions[0]
+        data = read(start, stop - start)
+        append_ms, size = prove(memoryview(data), positions, first_offset)
+        self._remember(first_offset + len(positions), start + size)
+        return Stored(first_offset, append_ms, data[:size], array("I", [position - start for position in positions]))
 
     def _batch_of(self, read: Read, offset: int, size: int, cached: bool) -> tuple[int, int]:
         """Return position and first offset of the batch that holds `offset`, as its seal says."""

@@ -35,27 +35,24 @@ class Stored(NamedTuple):
 DROPPED = Stored(0, 0, b"", ())  # stands where a batch was, so that its memory is free at once
 
 
-def cut(batches: Sequence[Stored], at: int, offset: int, max_bytes: int, end: int) -> Chunk:
-    """Return the records from `offset` on, which lies in batches[at], near `max_bytes` but at least one record.
-
-    None from `end` on, where a batch begins.
-    """
+def cut(batches: Sequence[Stored], at: int, offset: int, max_bytes: int) -> Chunk:
+    """Return the records from `offset` on, which lies in batches[at], near `max_bytes` but at least one record."""
     first = batches[at]
     start, stop, taken = _fitting(first, offset - first.first_offset, max_bytes)
     room = max_bytes - (stop - start)
-    if stop < len(first.data) or first.next_offset >= end or len(batches[at + 1].data) > room:
+    if stop < len(first.data) or at + 1 == len(batches) or len(batches[at + 1].data) > room:
         return Chunk(offset, first.data, taken, stop)  # from one batch: nothing is copied
-    return _join(batches, at, Chunk(offset, first.data, taken, stop), room, end)
+    return _join(batches, at, Chunk(offset, first.data, taken, stop), room)
 
 
-def _join(batches: Sequence[Stored], at: int, first: Chunk, room: int, end: int) -> Chunk:
+def _join(batches: Sequence[Stored], at: int, first: Chunk, room: int) -> Chunk:
     """Return the chunk with the whole batches behind batches[at] that have room."""
     parts = [first.frames]
     size = first.size
     positions = [position - first.positions[0] for position in first.positions]
     for batch in batches[at + 1 :]:
         room -= len(batch.data)
-        if room < 0 or batch.first_offset >= end:
+        if room < 0:
             break
         parts.append(batch.data)
         positions += [position + size for position in batch.positions]
@@ -97,12 +94,12 @@ class Tail:
             self._gone = 0
         return batch.cost
 
-    def read(self, offset: int, max_bytes: int, end: int) -> Chunk | None:
-        """Return records from `offset` on and before `end`, where a batch begins, if they are here."""
+    def read(self, offset: int, max_bytes: int) -> Chunk | None:
+        """Return records from `offset` on, if they are here."""
         at = bisect_right(self._batches, offset, lo=self._gone, key=_first_offset) - 1
         if at < self._gone or offset >= self._batches[at].next_offset:
             return None
-        return cut(self._batches, at, offset, max_bytes, end)
+        return cut(self._batches, at, offset, max_bytes)
 
 
 def _first_offset(batch: Stored) -> int:
@@ -154,9 +151,9 @@ class LastReads:
     def read(self, log: Hashable, offset: int, max_bytes: int) -> Chunk | None:
         """Return records from `offset` on, if they are here."""
         batches = self._reads.get(log)
-        if not batches or not batches[0].first_offset <= offset < (end := batches[-1].next_offset):
+        if not batches or not batches[0].first_offset <= offset < batches[-1].next_offset:
             return None
-        return cut(batches, bisect_right(batches, offset, key=_first_offset) - 1, offset, max_bytes, end)
+        return cut(batches, bisect_right(batches, offset, key=_first_offset) - 1, offset, max_bytes)
 
 
 def _cost(batches: Sequence[Stored]) -> int:

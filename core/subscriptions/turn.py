@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from core.subscriptions.leases import Subscriber
 
-
 SHARE = 100  # messages for each hand: so many or more are dealt as shares in one piece
 
 
