@@ -19,7 +19,7 @@ from clients.lanes import Lanes
 from clients.message import Delivery, Message
 from core.subscriptions.runs import runs_of
 
-FLUSH = 500  # unsent acks that are worth a frame: half a usual window; also the most that a worker takes at once
+FLUSH = 2500  # unsent acks that are always worth a frame; also the most that a worker takes at once
 MAX_REASON = 500  # the broker keeps no more of a reason
 
 
