@@ -28,6 +28,7 @@ from core.frames import (
 from storage.engine import Run
 
 _TYPE_SEQUENCE_TIMESTAMP = struct.Struct(">IQQ")
+LONG = 16_384  # bytes of a run from which on copying it costs more than a new buffer
 _ROUTES_REMEMBERED = 1_024
 _LONGEST_REMEMBERED = 1_024  # bytes of properties; longer ones are parsed each time, or a peer could fill our memory
 
@@ -96,7 +97,7 @@ class ServerConnection:
         self._routes: dict[bytes, Route] = {}  # a publisher repeats its properties: parse them once
         self._closed = False
 
-    def receive(self, data: bytes) -> None:
+    def receive(self, data: bytes | memoryview) -> None:
         """Keep bytes for next_event() to parse."""
         if self._at:
             del self._unread[: self._at]
@@ -214,7 +215,16 @@ class ServerConnection:
             offset += 1
             expected += 1
         self._at = at
-        return Run(bytes(memoryview(buffer)[start:at]), positions, first_offset, 0, first_number)
+        return Run(self._give_away(start), positions, first_offset, 0, first_number)
+
+    def _give_away(self, start: int) -> bytes | bytearray:
+        """Return the bytes from `start` up to where we are; a long row of them is not copied, but what follows it is."""
+        buffer, end = self._unread, self._at
+        if start or end < LONG:
+            return bytes(memoryview(buffer)[start:end])
+        self._unread, self._at = buffer[end:], 0
+        del buffer[end:]
+        return buffer
 
     def _joins(self, at: int, total: int, route: Route, by_key: bool) -> bool:
         """Does the whole PUBLISH frame at `at` belong to a run that goes to `route`?"""

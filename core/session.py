@@ -87,10 +87,10 @@ class Session:
         except Exception:
             self._transport.send(refusal(self._connection.peek_number(), self._own_fault()))
 
-    async def _listen(self) -> bytes:
+    async def _listen(self) -> memoryview:
         """Return what the peer says next. Only while we listen can it be called silent."""
         self._listening_since = trio.current_time()
-        data = await self._transport.receive()
+        data = await self._transport.receive_view()
         self._listening_since = None
         return data
 

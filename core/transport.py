@@ -53,15 +53,19 @@ class Transport:
 
     async def receive(self) -> bytes:
         """Return what the peer has sent; b"" when it has gone."""
+        return bytes(await self.receive_view())
+
+    async def receive_view(self) -> memoryview:
+        """Return what the peer has sent, to be used before anything else is awaited; empty when it has gone."""
         buffer = _receive_buffer()
         while True:
             await trio.lowlevel.wait_readable(self._socket)
             try:
-                return bytes(buffer[: self._socket.recv_into(buffer)])
+                return buffer[: self._socket.recv_into(buffer)]
             except (BlockingIOError, InterruptedError):
                 continue
             except OSError:
-                return b""
+                return buffer[:0]
 
     def send(self, data: bytes, more: bytes = b"") -> None:
         """Send what the kernel takes now and queue the rest. To a peer that has gone, nothing is sent."""

@@ -78,7 +78,9 @@ class _Unsealed(Exception):
     """Why the bytes are no batch."""
 
 
-def seal(datas: Iterable[bytes], first_offset: int, count: int, append_ms: int, ranges: Iterable[Range] = ()) -> bytes:
+def seal(
+    datas: Iterable[bytes | bytearray], first_offset: int, count: int, append_ms: int, ranges: Iterable[Range] = ()
+) -> bytes:
     """Return the SEAL frame that goes behind these bytes of DATA frames."""
     crc = data_length = 0
     for data in datas:

@@ -30,7 +30,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
 class Run(NamedTuple):
     """Consecutive DATA frames on their way into a log, with their offsets already in them."""
 
-    data: bytes
+    data: bytes | bytearray
     positions: Sequence[int]  # where each frame starts in data
     first_offset: int
     producer_id: int = 0  # 0: not idempotent
