@@ -38,6 +38,7 @@ from clients import (
     RequestRefused,
     RequestTimedOut,
     ShuttingDown,
+    Stage,
     StaleGeneration,
     StoredRun,
     Subscriber,
@@ -47,20 +48,26 @@ from clients import (
     TooManyConnections,
     TopicExists,
     TopicInUse,
+    Transaction,
+    TransactionReceipt,
+    TransactionUnfinished,
     UnknownGroup,
     UnknownMember,
     UnknownPartition,
+    UnknownStage,
     UnknownSubscription,
     UnknownTopic,
 )
 
 if TYPE_CHECKING:
-    from clients import AsyncBrokerClient, AsyncConsumer, AsyncSubscriber
+    from clients import AsyncBrokerClient, AsyncConsumer, AsyncStage, AsyncSubscriber, AsyncTransaction
 
 __all__ = [
     "AsyncBrokerClient",
     "AsyncConsumer",
+    "AsyncStage",
     "AsyncSubscriber",
+    "AsyncTransaction",
     "BadName",
     "BadRequest",
     "BrokerClient",
@@ -86,6 +93,7 @@ __all__ = [
     "RequestRefused",
     "RequestTimedOut",
     "ShuttingDown",
+    "Stage",
     "StaleGeneration",
     "StoredRun",
     "Subscriber",
@@ -95,9 +103,13 @@ __all__ = [
     "TooManyConnections",
     "TopicExists",
     "TopicInUse",
+    "Transaction",
+    "TransactionReceipt",
+    "TransactionUnfinished",
     "UnknownGroup",
     "UnknownMember",
     "UnknownPartition",
+    "UnknownStage",
     "UnknownSubscription",
     "UnknownTopic",
     "main",
@@ -105,7 +117,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("AsyncBrokerClient", "AsyncConsumer", "AsyncSubscriber"):
+    if name in ("AsyncBrokerClient", "AsyncConsumer", "AsyncStage", "AsyncSubscriber", "AsyncTransaction"):
         return getattr(clients, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import trio
 
@@ -47,6 +48,7 @@ async def serve(
     peers = Peers(broker)
     async with trio.open_nursery() as storage:  # outlives whoever has something to store
         storage.start_soon(engine.run)
+        await broker.transactions.finish()
         async with trio.open_nursery() as keepers:  # outlive all peers
             keepers.start_soon(broker.run)
             async with trio.open_nursery() as sessions:  # given grace to finish
@@ -83,7 +85,7 @@ async def run(settings: Settings) -> None:
             stop = trio.Event()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(stop_on_signal, signals, stop)
-                await serve(settings, engine, doorways, stop, started=lambda _: announce(settings, engine, doorways))
+                await serve(settings, engine, doorways, stop, started=partial(announce, settings, doorways))
                 nursery.cancel_scope.cancel()
         finally:
             engine.close()
@@ -126,10 +128,10 @@ async def open_engine(settings: Settings, doorways: Sequence[Doorway]) -> Engine
     return engine
 
 
-def announce(settings: Settings, engine: Engine, doorways: Sequence[Doorway]) -> None:
+def announce(settings: Settings, doorways: Sequence[Doorway], broker: MessageBroker) -> None:
     """Tell the operator what runs where, and what the start found."""
-    found = engine.recovery
-    for note in found.notes:
+    found = broker.engine.recovery
+    for note in (*found.notes, *broker.transactions.notes):
         log.warning("%s", note)
     promise = "fsynced before every ack" if settings.storage.fsync_on_write else "NOT fsynced before acks"
     print(f"QB {__version__} listens on {doorways[0].addresses}", flush=True)

@@ -1,7 +1,7 @@
 """cli.parser: the table of commands, and what was typed read by it.
 
 May import: cli.bench, cli.command, cli.consume, cli.groups, cli.health, cli.publish, cli.receive, cli.subscriptions,
-    cli.topics, cli.verify, core.kinds, core.version, the standard library.
+    cli.topics, cli.transactions, cli.verify, core.kinds, core.version, the standard library.
 Never: printing, rich.
 
 A new command is one row in the COMMANDS of its file; a new file is one word in GROUPS.
@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from cli import bench, consume, groups, health, publish, receive, subscriptions, topics, verify
+from cli import bench, consume, groups, health, publish, receive, subscriptions, topics, transactions, verify
 from cli.command import Command, UsageError, of_kind
 from core.kinds import INTEGER, SECONDS, TEXT
 from core.version import __version__
@@ -23,6 +23,7 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
     ("Messages", publish.COMMANDS + consume.COMMANDS),
     ("Subscriptions", subscriptions.COMMANDS + receive.COMMANDS),
     ("Consumer groups", groups.COMMANDS),
+    ("Transactions", transactions.COMMANDS),
     ("The broker", health.COMMANDS + bench.COMMANDS),
     ("The data directory", verify.COMMANDS),
 )

@@ -34,7 +34,7 @@ def _sentences(data_dir: str, report: Report) -> str:
     lines = [f"cannot be proved: {finding}" for finding in report.findings]
     lines += [f"note: {note}" for note in report.notes]
     verdict = f"has {counted(len(report.findings), 'finding')}" if report.findings else "is whole"
-    nouns = ("topic", "partition", "segment", "message")
+    nouns = ("topic", "partition", "segment", "message", "stage")
     seen = ", ".join(counted(getattr(report, f"{noun}s"), noun) for noun in nouns)
     return "\n".join([*lines, f"{data_dir} {verdict}; seen: {seen}, {counted(report.bytes, 'byte')}"])
 

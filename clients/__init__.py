@@ -1,8 +1,9 @@
 """clients: the libraries that programs use to talk to a broker.
 
-May import: clients.blocking, clients.blocking_consumer, clients.errors, clients.fetching, clients.message,
-    clients.receipts, clients.subscriber, clients.trio_client, clients.trio_consumer,
-    clients.trio_subscriber, the standard library.
+May import: clients.blocking, clients.blocking_consumer, clients.blocking_transactions, clients.errors,
+    clients.fetching, clients.message, clients.receipts, clients.subscriber, clients.transactions,
+    clients.trio_client, clients.trio_consumer, clients.trio_subscriber, clients.trio_transactions,
+    the standard library.
 Never: the server, storage.
 
 trio is loaded only when a name that begins with Async is asked for.
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from clients.blocking import BrokerClient
 from clients.blocking_consumer import Consumer
+from clients.blocking_transactions import Stage, Transaction
 from clients.errors import (
     BadName,
     BadRequest,
@@ -41,9 +43,11 @@ from clients.errors import (
     TooManyConnections,
     TopicExists,
     TopicInUse,
+    TransactionUnfinished,
     UnknownGroup,
     UnknownMember,
     UnknownPartition,
+    UnknownStage,
     UnknownSubscription,
     UnknownTopic,
 )
@@ -51,16 +55,20 @@ from clients.fetching import Fetched
 from clients.message import Message
 from clients.receipts import Offsets, Receipt, StoredRun
 from clients.subscriber import Subscriber
+from clients.transactions import TransactionReceipt
 
 if TYPE_CHECKING:
     from clients.trio_client import AsyncBrokerClient
     from clients.trio_consumer import AsyncConsumer
     from clients.trio_subscriber import AsyncSubscriber
+    from clients.trio_transactions import AsyncStage, AsyncTransaction
 
 __all__ = [
     "AsyncBrokerClient",
     "AsyncConsumer",
+    "AsyncStage",
     "AsyncSubscriber",
+    "AsyncTransaction",
     "BadName",
     "BadRequest",
     "BrokerClient",
@@ -86,6 +94,7 @@ __all__ = [
     "RequestRefused",
     "RequestTimedOut",
     "ShuttingDown",
+    "Stage",
     "StaleGeneration",
     "StoredRun",
     "Subscriber",
@@ -95,9 +104,13 @@ __all__ = [
     "TooManyConnections",
     "TopicExists",
     "TopicInUse",
+    "Transaction",
+    "TransactionReceipt",
+    "TransactionUnfinished",
     "UnknownGroup",
     "UnknownMember",
     "UnknownPartition",
+    "UnknownStage",
     "UnknownSubscription",
     "UnknownTopic",
 ]
@@ -116,4 +129,8 @@ def __getattr__(name: str) -> Any:
         from clients.trio_subscriber import AsyncSubscriber
 
         return AsyncSubscriber
+    if name in ("AsyncStage", "AsyncTransaction"):
+        from clients import trio_transactions
+
+        return getattr(trio_transactions, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

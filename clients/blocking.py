@@ -1,7 +1,8 @@
 """clients.blocking: BrokerClient, for threads.
 
-May import: clients.bulk, clients.conversation, clients.errors, clients.handling, clients.link, clients.publishing,
-clients.pulling, clients.receipts, clients.scattering, clients.subscriptions, core.frames, the standard library.
+May import: clients.blocking_transactions, clients.bulk, clients.conversation, clients.errors, clients.handling,
+clients.link, clients.publishing, clients.pulling, clients.read_ahead, clients.receipts, clients.scattering,
+clients.subscriptions, core.frames, the standard library.
 Never: trio.
 """
 
@@ -13,6 +14,7 @@ from time import monotonic, perf_counter
 from types import TracebackType
 from typing import Any
 
+from clients.blocking_transactions import Transactions
 from clients.bulk import Tally
 from clients.conversation import Conversation, answer_of
 from clients.errors import QBError
@@ -20,13 +22,14 @@ from clients.handling import Handling
 from clients.link import Link
 from clients.publishing import Body, Form, as_bytes, check_size, portions
 from clients.pulling import Pulling
+from clients.read_ahead import ReadAhead
 from clients.receipts import Offsets, Receipt
 from clients.scattering import Routes, Scatter, check_keys
 from clients.subscriptions import Subscriptions
 from core.frames import Frame
 
 
-class BrokerClient(Subscriptions, Pulling):
+class BrokerClient(Subscriptions, Pulling, Transactions):
     """A broker, for any number of threads. Every method may block for up to `request_timeout` seconds.
 
     Connects at the first use and again, by itself, whenever the connection is lost. Calls made meanwhile wait for
@@ -50,6 +53,7 @@ class BrokerClient(Subscriptions, Pulling):
         self._conversation = Conversation(client_id, idempotent=idempotent)
         self._routes = Routes()
         self._link = Link(host, port, self._conversation, heartbeat_interval=heartbeat_interval)
+        self._read_ahead = ReadAhead(self._link, self._ask_for)
         self._handling = self._link.listener = Handling(self._link, self._conversation, request_timeout)
 
     @property
@@ -117,6 +121,11 @@ class BrokerClient(Subscriptions, Pulling):
     def describe_topic(self, topic: str) -> dict[str, Any]:
         """Return a topic with its partitions, offsets and sizes. Raises UnknownTopic."""
         described: dict[str, Any] = self._request("describe_topic", topic=topic)
+        return described
+
+    def describe_topics(self, topics: Iterable[str]) -> list[dict[str, Any]]:
+        """Return these topics as describe_topic() does, all as they are at one moment. Raises UnknownTopic."""
+        described: list[dict[str, Any]] = self._request("describe_topics", topics=list(topics))
         return described
 
     def server_info(self) -> dict[str, Any]:
@@ -206,12 +215,16 @@ class BrokerClient(Subscriptions, Pulling):
 
     def _partitions_of(self, topic: str) -> int:
         """Return how many partitions a topic has; 1 if that cannot be found out: then the broker does the routing."""
+        try:
+            return self._count_partitions(topic)
+        except QBError:
+            return 1
+
+    def _count_partitions(self, topic: str, expected: int = 1) -> int:
+        """Return how many partitions a topic has; if fewer than expected were known, the broker is asked again."""
         count = self._routes.partitions(topic, monotonic())
-        if count is None:
-            try:
-                count = self.describe_topic(topic).get("partitions", 1)
-            except QBError:
-                return 1
+        if count is None or count < expected:
+            count = self.describe_topic(topic).get("partitions", 1)
             self._routes.learn(topic, count, monotonic())
         return count
 
@@ -228,7 +241,7 @@ class BrokerClient(Subscriptions, Pulling):
             bodies = bodies if keys is None else scatter.with_keys(bodies, keys)
             limit = self._conversation.max_message_size
             for block in portions(bodies, scatter.overhead, limit, scatter.block_bytes):
-                for indexes, form, some in scatter.pieces(block):
+                for _, indexes, form, some in scatter.pieces(block):
                     deadline = monotonic() + self._request_timeout
                     tally.add(self._link.publish(form, some, answered, deadline, tally.check), indexes)
         except Exception as error:

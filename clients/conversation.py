@@ -4,7 +4,8 @@ May import: core.errors, core.frames, clients.errors, clients.publishing, client
 Never: trio, socket, time, threading, logging.
 
 A conversation outlives its connections: it knows the producer id, counts the publishes and keeps those that are not
-answered. On each new connection send open(); after Welcome send unanswered(), before anything else.
+answered, and likewise what was staged for transactions. On each new connection send open(); after Welcome send
+unanswered(), before anything else.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from clients.errors import OffsetOutOfRange, PublishUncertain, RequestRefused, refusal
-from clients.publishing import Form
-from clients.window import Batch, Refused, Stored, Window
+from clients.errors import ConnectionLost, OffsetOutOfRange, PublishUncertain, RequestRefused, refusal
+from clients.publishing import Body, Form
+from clients.window import Answer, Batch, Held, Refused, Stored, Window
 from core.errors import Code, PeerMisbehaved
 from core.frames import LENGTH, OVERHEAD, PROBE, Frame, MessageType, decode_frame, encode_frame, frame_length
 
@@ -46,7 +47,7 @@ class Answered(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """Every publish in these batches has its answer now."""
+    """Everything in these batches has its answer now."""
 
     batches: list[Batch]
 
@@ -87,6 +88,7 @@ class Conversation:
         self.producer_id: int | None = None
         self._client_id, self._idempotent = client_id, idempotent
         self._window = Window(window_numbers, window_bytes)
+        self._staged = Window(FIRST_REQUEST, window_bytes)
         self._next_publish = 1
         self._next_request = FIRST_REQUEST
         self._hello: int | None = None  # the number of a HELLO that is not answered yet
@@ -105,20 +107,24 @@ class Conversation:
         return encode_frame(MessageType.HELLO, self._hello, properties=properties)
 
     def unanswered(self) -> list[bytes]:
-        """Return the publishes to send again after Welcome, in order and byte for byte."""
-        return self._window.unanswered()
+        """Return what to send again after Welcome, in order and byte for byte."""
+        return self._window.unanswered() + self._staged.unanswered()
 
     def lost(self) -> list[Batch]:
         """Note that the connection is gone; return the batches whose fate nobody can find out any more.
 
-        Those of a producer that the broker knows are kept: sent again, they cannot be stored twice.
+        Those of a producer that the broker knows are kept, and those for stages: sent again, they cannot be stored
+        twice.
         """
         if self.producer_id is not None:
             return []
-        return self.give_up("the connection was lost before the broker answered")
+        return self._give_up_publishes("the connection was lost before the broker answered")
 
     def give_up(self, why: str) -> list[Batch]:
-        """Stop waiting for answers to publishes; return the batches that were waiting, as uncertain."""
+        """Stop waiting for answers to publishes and stagings; return the batches that were waiting, as uncertain."""
+        return self._give_up_publishes(why) + self._staged.abandon_all(ConnectionLost(why))
+
+    def _give_up_publishes(self, why: str) -> list[Batch]:
         return self._window.abandon_all(PublishUncertain(f"{why}: the message may or may not be stored"))
 
     def request(self, method: str, arguments: Mapping[str, Any]) -> tuple[int, bytes]:
@@ -127,7 +133,7 @@ class Conversation:
         body = json.dumps({name: value for name, value in arguments.items() if value is not None}).encode()
         return number, encode_frame(MessageType.REQUEST, number, properties={"method": method}, body=body)
 
-    def compose(self, type: MessageType, properties: Mapping[str, str], body: bytes = b"") -> tuple[int, bytes]:
+    def compose(self, type: MessageType, properties: Mapping[str, str], body: Body = b"") -> tuple[int, bytes]:
         """Return the number and the bytes of any other frame; numbers only ever grow."""
         number = self._request_number()
         return number, encode_frame(type, number, properties=properties, body=body)
@@ -143,8 +149,8 @@ class Conversation:
 
     @property
     def has_room(self) -> bool:
-        """False while too much is unanswered to publish more."""
-        return self._window.has_room(self._next_publish)
+        """False while too much is unanswered to send more."""
+        return self._window.has_room(self._next_publish) and self._staged.has_room(self._next_request)
 
     def publish(self, form: Form, bodies: Sequence[bytes], waiter: Any = None) -> Batch:
         """Number the bodies and return them as a batch whose `data` is to be sent, in the order of these calls."""
@@ -153,9 +159,17 @@ class Conversation:
         self._window.add(batch)
         return batch
 
+    def stage(self, properties: Mapping[str, str], frames: Body, waiter: Any = None) -> Batch:
+        """Return a STAGE frame as a batch of one whose `data` is to be sent."""
+        number, data = self.compose(MessageType.STAGE, properties, frames)
+        batch = Batch(number, 1, data, waiter)
+        self._staged.add(batch)
+        return batch
+
     def abandon(self, batch: Batch) -> None:
         """Forget a batch that its caller does not wait for any more."""
-        self._window.abandon(batch)
+        for window in (self._window, self._staged):
+            window.abandon(batch)
 
     def receive(self, data: bytes) -> None:
         """Keep bytes for next_event() to parse."""
@@ -189,6 +203,8 @@ class Conversation:
     def _read_ack(self, frame: Frame) -> Event | None:
         if frame.sequence_number == self._hello:
             return self._read_welcome(frame)
+        if frame.sequence_number in self._staged:
+            return self._read_stage_answer(frame)
         if frame.sequence_number >= FIRST_REQUEST:
             return Answered(frame.sequence_number, frame)
         if frame.sequence_number == 0:
@@ -204,10 +220,21 @@ class Conversation:
             self.producer_id = _number(frame, "producer_id")
         return Welcome(frame.properties.get("server", "unknown"))
 
+    def _read_stage_answer(self, frame: Frame) -> Event:
+        answer: Answer
+        if frame.properties.get("status") == "success":
+            answer = Held(frame.sequence_number, 1, _number(frame, "messages"))
+        else:
+            error = _refusal_in(frame)
+            if error.code == Code.SHUTTING_DOWN:
+                return Goodbye(error.text)  # not staged: it will be sent again to whoever comes up next
+            answer = Refused(frame.sequence_number, 1, error)
+        return Settled(self._staged.answer(answer))
+
     def _read_publish_answer(self, frame: Frame) -> Event | None:
         properties = frame.properties
         count = _number(frame, "count") if "count" in properties else 1
-        answer: Stored | Refused
+        answer: Answer
         if properties.get("status") == "success":
             answer = Stored(
                 frame.sequence_number,

@@ -171,9 +171,21 @@ class ProducerFenced(RequestRefused):
 
 
 class OutOfSequence(RequestRefused):
-    """A retry came too late for the broker to tell whether the message is stored."""
+    """A retry came too late for the broker to tell whether the message is stored, or a stage misses a part."""
 
     wire_code = Code.OUT_OF_SEQUENCE
+
+
+class UnknownStage(RequestRefused):
+    """The stage is not open (any more), or does not hold what the commit says; nothing was published."""
+
+    wire_code = Code.UNKNOWN_STAGE
+
+
+class TransactionUnfinished(RequestRefused):
+    """The transaction is committed, but its messages cannot be shown yet: the broker's next start does it."""
+
+    wire_code = Code.TRANSACTION_UNFINISHED
 
 
 class DiskFull(RequestRefused):

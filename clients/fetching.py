@@ -68,15 +68,46 @@ class Portion(NamedTuple):
 
 def portion_in(answer: Frame, wanted: Wanted) -> Portion:
     """Return what a FETCH was answered with. Raises RequestRefused, or PeerMisbehaved."""
-    check_success(answer)
-    try:
-        offset, count = int(answer.properties["offset"]), int(answer.properties["count"])
-    except (KeyError, ValueError) as error:
-        raise PeerMisbehaved(f"the answer to a FETCH is without a proper {error}") from None
+    offset, count = _offset_and_count(answer)
     return Portion(Source(answer.body, wanted.topic, wanted.partition), offset, count)
 
 
-def fetched(answer: Frame, wanted: Wanted) -> Fetched:
-    """Return the messages that a FETCH was answered with. Raises RequestRefused, or PeerMisbehaved."""
-    portion = portion_in(answer, wanted)
+def _offset_and_count(answer: Frame) -> tuple[int, int]:
+    check_success(answer)
+    try:
+        return int(answer.properties["offset"]), int(answer.properties["count"])
+    except (KeyError, ValueError) as error:
+        raise PeerMisbehaved(f"the answer to a FETCH is without a proper {error}") from None
+
+
+def count_in(answer: Frame) -> int:
+    """Return how many messages a FETCH was answered with, 0 also for a refusal."""
+    count = answer.properties.get("count", "")
+    return int(count) if count.isdigit() else 0
+
+
+class RawFetched(NamedTuple):
+    """The answer to a FETCH with an index, as bytes, for those who read many messages at once."""
+
+    frames: memoryview  # stored DATA frames; SEAL frames may lie between them
+    starts: memoryview  # where each DATA frame starts in them: big-endian u32
+    offset: int  # of the first
+    count: int  # type: ignore[assignment]
+
+    @property
+    def next_offset(self) -> int:
+        return self.offset + self.count
+
+
+def raw_fetched(answer: Frame) -> RawFetched:
+    """Return what a FETCH with an index was answered with. Raises RequestRefused, or PeerMisbehaved."""
+    offset, count = _offset_and_count(answer)
+    body = memoryview(answer.body)
+    if len(body) < 4 * count:
+        raise PeerMisbehaved("the answer to a FETCH is shorter than its index")
+    return RawFetched(body[4 * count :], body[: 4 * count], offset, count)
+
+
+def fetched(portion: Portion) -> Fetched:
+    """Return the messages that a FETCH was answered with. Raises PeerMisbehaved."""
     return Fetched(portion.source.read(sys.maxsize), portion.next_offset)

@@ -42,9 +42,10 @@ T = TypeVar("T")
 class Call:
     """One request on its way, and the lock that its caller waits on."""
 
-    __slots__ = ("answer", "waiter")
+    __slots__ = ("answer", "number", "waiter")
 
     def __init__(self) -> None:
+        self.number = 0  # until it is sent
         self.answer: Frame | QBError | None = None
         self.waiter = threading.Lock()
         self.waiter.acquire()
@@ -128,7 +129,7 @@ class Link:
             batch = self._conversation.publish(form, bodies, waiter)
             return batch, batch.data
 
-        return self._transmit(compose, deadline)
+        return self.transmit(compose, deadline)
 
     def abandon(self, batch: Batch) -> None:
         """Stop waiting for a batch: it is not sent again, and no answer reaches it any more."""
@@ -153,7 +154,8 @@ class Link:
         sock = self._socket
         try:
             while not waiter.acquire(blocking=False):
-                if sock is None or not self._up or not _is_readable(sock, deadline):
+                silence = monotonic() + self._heartbeat_interval  # is for the link's thread to judge
+                if sock is None or not self._up or not _is_readable(sock, min(deadline, silence)):
                     return False
                 self._receive(sock)
                 self._handle_events(sock)
@@ -189,25 +191,41 @@ class Link:
 
     def ask(self, compose: Callable[[], tuple[int, bytes]], deadline: float) -> Frame:
         """Send a request and return its reply. Raises BrokerUnavailable, RequestTimedOut, ConnectionLost."""
+        return self.answer(self.begin(compose, deadline), deadline)
+
+    def begin(self, compose: Callable[[], tuple[int, bytes]], deadline: float) -> Call:
+        """Send a request, whose reply answer() returns; several may be on their way. Raises as ask()."""
         call = Call()
 
-        def compose_call() -> tuple[int, bytes]:
-            number, data = compose()
-            self._calls[number] = call
-            return number, data
+        def compose_call() -> tuple[Call, bytes]:
+            call.number, data = compose()
+            self._calls[call.number] = call
+            return call, data
 
-        number = self._transmit(compose_call, deadline)
+        return self.transmit(compose_call, deadline)
+
+    def answer(self, call: Call, deadline: float) -> Frame:
+        """Wait for the reply to a request that was begun. Raises as ask()."""
         self.wait(call.waiter, deadline)
         with self._state:
-            self._calls.pop(number, None)
+            self._calls.pop(call.number, None)
         if call.answer is None:
             raise self._trouble.unanswered()
         if isinstance(call.answer, QBError):
             raise call.answer
         return call.answer
 
-    def _transmit(self, compose: Callable[[], tuple[T, bytes]], deadline: float) -> T:
-        """Compose and write in one turn, so that bytes leave in the order of their numbers."""
+    def forget(self, call: Call) -> None:
+        """Do not wait for the reply to a request that was begun: nobody wants it any more."""
+        with self._state:
+            self._calls.pop(call.number, None)
+
+    def transmit(self, compose: Callable[[], tuple[T, bytes]], deadline: float) -> T:
+        """Compose and write in one turn, so that bytes leave in the order of their numbers.
+
+        Waits for connection and room. Raises BrokerUnavailable, RequestTimedOut, or what `compose` raises when the turn
+        has come; nothing was sent then.
+        """
         while True:
             with self._sending:
                 with self._state:
@@ -220,6 +238,7 @@ class Link:
             self._wait_until_ready(deadline)
 
     def _wait_until_ready(self, deadline: float) -> None:
+        self._needed.set()  # it may be answers that make room
         with self._state:
             ready = self._wait_for(lambda: self._up and self._conversation.has_room, deadline)
             if not self._up:

@@ -1,4 +1,4 @@
-"""clients.publishing: PUBLISH frames, built fast, and the checks that need no broker.
+"""clients.publishing: the frames of messages, built fast, and the checks that need no broker.
 
 May import: core.errors, core.frames, clients.errors, the standard library.
 Never: sockets, threads, trio.
@@ -41,9 +41,9 @@ class Form:
         self._pack = _packer(len(self._properties))
         self.overhead = OVERHEAD + len(self._properties)
 
-    def frames(self, first_number: int, bodies: Sequence[bytes]) -> bytes:
-        """Return one PUBLISH frame for each body, numbered from `first_number` on."""
-        pack, type, overhead, timestamp = self._pack, int(MessageType.PUBLISH), self.overhead, self._timestamp_ms
+    def frames(self, first_number: int, bodies: Sequence[bytes], type: int = MessageType.PUBLISH) -> bytes:
+        """Return one frame for each body, numbered from `first_number` on."""
+        pack, type, overhead, timestamp = self._pack, int(type), self.overhead, self._timestamp_ms
         properties, length = self._properties, len(self._properties)
         parts: list[bytes] = []
         add = parts.append
@@ -62,9 +62,9 @@ class MixedForm(Form):
     def __init__(self, forms: Sequence[Form]) -> None:
         self._forms = forms
 
-    def frames(self, first_number: int, bodies: Sequence[bytes]) -> bytes:
-        """Return one PUBLISH frame for each body, numbered from `first_number` on."""
-        type, parts = int(MessageType.PUBLISH), list[bytes]()
+    def frames(self, first_number: int, bodies: Sequence[bytes], type: int = MessageType.PUBLISH) -> bytes:
+        """Return one frame for each body, numbered from `first_number` on."""
+        type, parts = int(type), list[bytes]()
         add = parts.append
         for number, (form, body) in enumerate(zip(self._forms, bodies, strict=True), first_number):
             size, properties = len(body), form._properties

@@ -1,22 +1,23 @@
 """clients.pulling: all that BrokerClient can do with offsets and consumer groups.
 
 May import: clients.blocking_consumer, clients.conversation, clients.fetching, clients.link, clients.places,
-core.frames, the standard library.
+clients.read_ahead, core.frames, the standard library.
 Never: trio.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from time import monotonic
 from typing import Any
 
 from clients.blocking_consumer import Consumer
 from clients.conversation import Conversation
-from clients.fetching import Extent, Fetched, Wanted, fetched, milliseconds
-from clients.link import Link
+from clients.fetching import Extent, Fetched, RawFetched, Wanted, fetched, milliseconds, portion_in, raw_fetched
+from clients.link import Call, Link
 from clients.places import Place, place_of
+from clients.read_ahead import ReadAhead
 from core.frames import MessageType
 
 
@@ -29,6 +30,7 @@ class Pulling:
     _link: Link
     _conversation: Conversation
     _request_timeout: float
+    _read_ahead: ReadAhead
 
     def fetch(
         self,
@@ -42,14 +44,35 @@ class Pulling:
     ) -> Fetched:
         """Return messages from an offset on (-2: the earliest, -1: the end), none at or past the end.
 
-        Waits up to `max_wait` seconds for `min_bytes`, and holds up no other call meanwhile. At least one message is
-        returned if there is one, however long. Raises OffsetOutOfRange before the first kept offset, UnknownTopic,
-        UnknownPartition, BadRequest.
+        Whoever goes on where the last fetch ended finds the next messages asked for already. Waits up to `max_wait`
+        seconds for `min_bytes`, and holds up no other call meanwhile. At least one message is returned if there is
+        one, however long. Raises OffsetOutOfRange before the first kept offset, UnknownTopic, UnknownPartition,
+        BadRequest.
         """
         wanted = Wanted(topic, partition, offset, max_messages, max_bytes, max_wait, min_bytes)
         deadline = monotonic() + max_wait + self._request_timeout
-        answer = self._link.ask(lambda: self._conversation.compose(MessageType.FETCH, wanted.properties()), deadline)
-        return fetched(answer, wanted)
+        answer = self._read_ahead.take(wanted, deadline)
+        if answer is None:
+            answer = self._link.answer(self._ask_for(wanted, deadline), deadline)
+        portion = portion_in(answer, wanted)
+        self._read_ahead.go_on(wanted, portion.next_offset, deadline)
+        return fetched(portion)
+
+    def _ask_for(self, wanted: Wanted, deadline: float) -> Call:
+        return self._link.begin(lambda: self._conversation.compose(MessageType.FETCH, wanted.properties()), deadline)
+
+    def begin_fetch(self, wanted: Wanted) -> Callable[[], RawFetched]:
+        """Ask for stored frames and return at once; call what is returned to wait for them.
+
+        Several may be on their way: the broker reads the next ones while these are handled. Both calls raise as
+        fetch(), and ConnectionLost.
+        """
+        properties = wanted.properties() | {"index": "1"}
+        patience = wanted.max_wait + self._request_timeout
+        call = self._link.begin(
+            lambda: self._conversation.compose(MessageType.FETCH, properties), monotonic() + patience
+        )
+        return lambda: raw_fetched(self._link.answer(call, monotonic() + patience))
 
     def offsets(self, topic: str, partition: int = 0) -> Extent:
         """Return the first kept offset and the next one to be given out. Raises UnknownTopic, UnknownPartition."""

@@ -1,6 +1,6 @@
 """clients.scattering: the bodies of one publish_many spread over the partitions of a topic, in long runs for each.
 
-May import: clients.bulk, clients.errors, clients.publishing, clients.receipts, the standard library.
+May import: clients.bulk, clients.errors, clients.publishing, clients.receipts, core.errors, the standard library.
 Never: sockets, threads, trio, time.
 
 The broker would do the same one message at a time; runs that name their partition are what makes it fast. Both
@@ -15,9 +15,11 @@ from typing import NamedTuple, overload
 from zlib import crc32
 
 from clients.bulk import Tally
-from clients.errors import PublishFailed, UnknownPartition, UnknownTopic
+from clients.errors import PublishFailed, UnknownPartition, UnknownTopic, refusal
 from clients.publishing import PORTION, Body, Form, MixedForm
 from clients.receipts import Offsets
+from core.errors import Code
+from core.errors import UnknownPartition as Refusal
 
 RUN = 256 * 1024  # bytes of frames for one partition: each run costs the broker an fsync of that partition's log
 BLOCK = 4 * 1024 * 1024  # bytes that are gathered at most before they are sent, however many partitions there are
@@ -41,6 +43,22 @@ class Routes:
         """Note what the broker says."""
         self._known[topic] = count, now
 
+    def forget(self, topic: str) -> None:
+        """What was learnt about this topic was wrong."""
+        self._known.pop(topic, None)
+
+    def choose(self, topic: str, partition: int | None, key: str | None, partitions: int) -> int:
+        """Return where one message goes. Raises UnknownPartition."""
+        if partition is not None:
+            if not 0 <= partition < partitions:
+                raise refusal(Code.UNKNOWN_PARTITION, str(Refusal(topic, partition, partitions)))
+            return partition
+        if key is not None:
+            return partition_of(key, partitions)
+        turn = self.turn(topic) % partitions
+        self.pass_turn(topic, turn + 1)
+        return turn
+
     def turn(self, topic: str) -> int:
         """Return whose turn it is; messages without a key begin there."""
         return self._turns.get(topic, 0)
@@ -55,13 +73,14 @@ class Routes:
             return tally.offsets()
         except PublishFailed as error:
             if isinstance(error.__cause__, UnknownPartition | UnknownTopic):
-                self._known.pop(topic, None)
+                self.forget(topic)
             raise
 
 
 class Piece(NamedTuple):
     """Bodies for one partition, and which of all bodies they are."""
 
+    partition: int
     indexes: Sequence[int]
     form: Form
     bodies: Sequence[bytes]
@@ -73,7 +92,7 @@ class Scatter:
     def __init__(
         self, topic: str, partitions: int, routes: Routes, properties: Mapping[str, str] | None, timestamp_ms: int
     ) -> None:
-        self._topic, self._partitions, self._routes = topic, partitions, routes
+        self.topic, self._partitions, self._routes = topic, partitions, routes
         self._properties, self._timestamp_ms = properties, timestamp_ms
         self._forms = [self._form(partition, None) for partition in range(partitions)]
         self._of_keys: dict[str, tuple[int, Form]] = {}
@@ -117,14 +136,15 @@ class Scatter:
             self.next_index = piece.indexes[0]
             yield piece
         self.next_index = start + len(block)
-        self._routes.pass_turn(self._topic, self._turn)
+        self._routes.pass_turn(self.topic, self._turn)
 
     def _without_keys(self, block: Sequence[bytes], start: int) -> Iterator[Piece]:
         count, turn = self._partitions, self._turn
         self._turn = (turn + len(block)) % count
         for first in range(min(count, len(block))):
             indexes = range(start + first, start + len(block), count)
-            yield Piece(indexes, self._forms[(turn + first) % count], block[first::count])
+            partition = (turn + first) % count
+            yield Piece(partition, indexes, self._forms[partition], block[first::count])
 
     def _by_key(self, block: Sequence[bytes], start: int) -> list[Piece]:
         keys, self._keys = self._keys or [], []
@@ -137,12 +157,14 @@ class Scatter:
             indexes.append(index)
             forms.append(form)
             bodies.append(body)
-        return [Piece(indexes, MixedForm(forms), bodies) for indexes, forms, bodies in found.values()]
+        return [
+            Piece(partition, indexes, MixedForm(forms), bodies) for partition, (indexes, forms, bodies) in found.items()
+        ]
 
     def _learn(self, key: str) -> tuple[int, Form]:
         if len(self._of_keys) >= KEYS_REMEMBERED:
             self._of_keys.clear()
-        partition = crc32(key.encode()) % self._partitions
+        partition = partition_of(key, self._partitions)
         self._of_keys[key] = route = partition, self._form(partition, key)
         return route
 
@@ -151,7 +173,7 @@ class Scatter:
         return partition, self._forms[partition]
 
     def _form(self, partition: int, key: str | None) -> Form:
-        return Form(self._topic, partition, key, self._properties, self._timestamp_ms)
+        return Form(self.topic, partition, key, self._properties, self._timestamp_ms)
 
 
 class _Watched:
@@ -167,6 +189,23 @@ class _Watched:
         item = await anext(self._items)
         self._taken()
         return item
+
+
+class Straight:
+    """How one publish_many sends all its bodies to one partition."""
+
+    def __init__(self, form: Form, partition: int) -> None:
+        self._form, self._partition = form, partition
+        self.topic, self.overhead, self.block_bytes = form.topic, form.overhead, RUN
+
+    def pieces(self, block: Sequence[bytes]) -> Iterator[Piece]:
+        """Yield what to send for the next bodies."""
+        yield Piece(self._partition, range(len(block)), self._form, block)
+
+
+def partition_of(key: str, partitions: int) -> int:
+    """Return the partition to which a key belongs."""
+    return crc32(key.encode()) % partitions
 
 
 def check_keys(partition: int | None, key: str | None, keys: object) -> None:

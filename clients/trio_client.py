@@ -1,14 +1,14 @@
 """clients.trio_client: AsyncBrokerClient, for trio.
 
 May import: clients.bulk, clients.conversation, clients.errors, clients.publishing, clients.receipts,
-clients.scattering, clients.trio_handling, clients.trio_link, clients.trio_pulling, clients.trio_subscriptions,
-core.frames, trio, the standard library.
+clients.scattering, clients.trio_handling, clients.trio_link, clients.trio_publishing, clients.trio_pulling,
+clients.trio_subscriptions, clients.trio_transactions, core.frames, trio, the standard library.
 Never: threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any
@@ -18,17 +18,19 @@ import trio
 from clients.bulk import Tally
 from clients.conversation import Conversation, answer_of
 from clients.errors import QBError
-from clients.publishing import PORTION, Body, Form, Portioner, as_bytes, check_size, portions
+from clients.publishing import Body, Form, as_bytes, check_size
 from clients.receipts import Offsets, Receipt
 from clients.scattering import Routes, Scatter, check_keys
 from clients.trio_handling import TrioHandling
 from clients.trio_link import TrioLink
+from clients.trio_publishing import portions
 from clients.trio_pulling import AsyncPulling
 from clients.trio_subscriptions import AsyncSubscriptions
+from clients.trio_transactions import AsyncTransactions
 from core.frames import Frame
 
 
-class AsyncBrokerClient(AsyncSubscriptions, AsyncPulling):
+class AsyncBrokerClient(AsyncSubscriptions, AsyncPulling, AsyncTransactions):
     """A broker, for any number of tasks of one trio run; as BrokerClient, which see.
 
     A call that is cancelled leaves the client usable. A publish that is cancelled may or may not be stored.
@@ -123,6 +125,11 @@ class AsyncBrokerClient(AsyncSubscriptions, AsyncPulling):
         described: dict[str, Any] = await self._request("describe_topic", topic=topic)
         return described
 
+    async def describe_topics(self, topics: Iterable[str]) -> list[dict[str, Any]]:
+        """Return these topics as describe_topic() does, all as they are at one moment. Raises UnknownTopic."""
+        described: list[dict[str, Any]] = await self._request("describe_topics", topics=list(topics))
+        return described
+
     async def server_info(self) -> dict[str, Any]:
         """Return what the broker says about itself."""
         info: dict[str, Any] = await self._request("server_info")
@@ -207,12 +214,16 @@ class AsyncBrokerClient(AsyncSubscriptions, AsyncPulling):
 
     async def _partitions_of(self, topic: str) -> int:
         """Return how many partitions a topic has; 1 if that cannot be found out: then the broker does the routing."""
+        try:
+            return await self._count_partitions(topic)
+        except QBError:
+            return 1
+
+    async def _count_partitions(self, topic: str, expected: int = 1) -> int:
+        """Return how many partitions a topic has; if fewer than expected were known, the broker is asked again."""
         count = self._routes.partitions(topic, trio.current_time())
-        if count is None:
-            try:
-                count = (await self.describe_topic(topic)).get("partitions", 1)
-            except QBError:
-                return 1
+        if count is None or count < expected:
+            count = (await self.describe_topic(topic)).get("partitions", 1)
             self._routes.learn(topic, count, trio.current_time())
         return count
 
@@ -228,9 +239,9 @@ class AsyncBrokerClient(AsyncSubscriptions, AsyncPulling):
         try:
             bodies = bodies if keys is None else scatter.with_keys(bodies, keys)
             limit = self._conversation.max_message_size
-            async with aclosing(_portions(bodies, scatter.overhead, limit, scatter.block_bytes)) as blocks:
+            async with aclosing(portions(bodies, scatter.overhead, limit, scatter.block_bytes)) as blocks:
                 async for block in blocks:
-                    for indexes, form, some in scatter.pieces(block):
+                    for _, indexes, form, some in scatter.pieces(block):
                         batch = await self._link.publish(form, some, answered, self._deadline(), tally.check)
                         tally.add(batch, indexes)
         except Exception as error:
@@ -241,7 +252,7 @@ class AsyncBrokerClient(AsyncSubscriptions, AsyncPulling):
     ) -> None:
         """Send until the bodies end or something fails, which is noted in the tally."""
         try:
-            async with aclosing(_portions(bodies, form.overhead, self._conversation.max_message_size)) as pieces:
+            async with aclosing(portions(bodies, form.overhead, self._conversation.max_message_size)) as pieces:
                 async for portion in pieces:
                     batch = await self._link.publish(form, portion, answered, self._deadline(), tally.check)
                     tally.add(batch)
@@ -266,25 +277,3 @@ class AsyncBrokerClient(AsyncSubscriptions, AsyncPulling):
 
     def _deadline(self, seconds: float | None = None) -> float:
         return trio.current_time() + (self._request_timeout if seconds is None else seconds)
-
-
-async def _portions(
-    bodies: Iterable[Body] | AsyncIterable[Body], overhead: int, limit: int, enough: int = PORTION
-) -> AsyncGenerator[list[bytes], None]:
-    """As clients.publishing.portions, for asynchronous iterables too."""
-    if not isinstance(bodies, AsyncIterable):
-        for portion in portions(bodies, overhead, limit, enough):
-            yield portion
-        return
-    portioner = Portioner(overhead, limit, enough)
-    failure: Exception | None = None
-    try:
-        async for body in bodies:
-            if portioner.add(body):
-                yield portioner.take()
-    except Exception as error:
-        failure = error
-    if rest := portioner.take():
-        yield rest
-    if failure is not None:
-        raise failure

@@ -117,7 +117,7 @@ class TrioLink:
             batch = self._conversation.publish(form, bodies, waiter)
             return batch, batch.data
 
-        return await self._transmit(compose, deadline)
+        return await self.transmit(compose, deadline)
 
     def abandon(self, batch: Batch) -> None:
         """Stop waiting for a batch: it is not sent again, and no answer reaches it any more."""
@@ -138,7 +138,7 @@ class TrioLink:
             self._calls[number] = call
             return number, data
 
-        number = await self._transmit(compose_call, deadline)
+        number = await self.transmit(compose_call, deadline)
         try:
             with trio.CancelScope(deadline=deadline):
                 await call.answered.wait()
@@ -150,8 +150,12 @@ class TrioLink:
             raise call.answer
         return call.answer
 
-    async def _transmit(self, compose: Callable[[], tuple[T, bytes]], deadline: float) -> T:
-        """Compose and write in one turn, so that bytes leave in the order of their numbers."""
+    async def transmit(self, compose: Callable[[], tuple[T, bytes]], deadline: float) -> T:
+        """Compose and write in one turn, so that bytes leave in the order of their numbers.
+
+        Waits for connection and room. Raises BrokerUnavailable, RequestTimedOut, or what `compose` raises when the turn
+        has come; nothing was sent then.
+        """
         while True:
             async with self._sending:
                 if self._stream is not None and self._up and self._conversation.has_room:

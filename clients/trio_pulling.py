@@ -14,7 +14,7 @@ from typing import Any
 import trio
 
 from clients.conversation import Conversation
-from clients.fetching import Extent, Fetched, Wanted, fetched, milliseconds
+from clients.fetching import Extent, Fetched, Wanted, fetched, milliseconds, portion_in
 from clients.places import Place, place_of
 from clients.trio_consumer import AsyncConsumer
 from clients.trio_link import TrioLink
@@ -50,7 +50,7 @@ class AsyncPulling:
         wanted = Wanted(topic, partition, offset, max_messages, max_bytes, max_wait, min_bytes)
         deadline = trio.current_time() + max_wait + self._request_timeout
         ask = self._link.ask(lambda: self._conversation.compose(MessageType.FETCH, wanted.properties()), deadline)
-        return fetched(await ask, wanted)
+        return fetched(portion_in(await ask, wanted))
 
     async def offsets(self, topic: str, partition: int = 0) -> Extent:
         """Return the first kept offset and the next one to be given out. Raises UnknownTopic, UnknownPartition."""

@@ -1,4 +1,4 @@
-"""clients.window: publishes that the broker has not answered yet, kept byte for byte.
+"""clients.window: publishes and stagings that the broker has not answered yet, kept byte for byte.
 
 May import: core.frames, clients.errors, clients.receipts, the standard library.
 Never: sockets, threads, trio.
@@ -31,27 +31,38 @@ class Stored(NamedTuple):
     duplicate: bool
 
 
+class Held(NamedTuple):
+    """A STAGE frame whose messages the broker has."""
+
+    number: int
+    size: int
+    messages: int  # in the stage by now
+
+
 class Refused(NamedTuple):
-    """A run of publishes that will never be stored, or of which nobody knows."""
+    """A run of publishes, or a STAGE frame, that will never be stored, or of which nobody knows."""
 
     number: int
     size: int
     error: QBError
 
 
+Answer = Stored | Held | Refused
+
+
 class Batch:
-    """Publishes with consecutive numbers, sent together by one caller."""
+    """Publishes with consecutive numbers, sent together by one caller; or one STAGE frame."""
 
     __slots__ = ("_answered", "answers", "count", "data", "first", "left", "waiter")
 
     def __init__(self, first: int, count: int, data: bytes, waiter: Any = None) -> None:
         self.first, self.count, self.data = first, count, data
         self.left = count  # how many are not answered yet
-        self.answers: list[Stored | Refused] = []
+        self.answers: list[Answer] = []
         self.waiter = waiter  # belongs to whoever sent the batch
         self._answered = bytearray(count)  # 1 for each number that has its answer
 
-    def answer(self, answer: Stored | Refused) -> None:
+    def answer(self, answer: Answer) -> None:
         """Note the answer for those numbers of ours that it covers and that have none yet."""
         start = max(answer.number - self.first, 0)
         stop = min(answer.number + answer.size - self.first, self.count)
@@ -81,6 +92,7 @@ class Batch:
         answer = self.answers[0]
         if isinstance(answer, Refused):
             raise answer.error
+        assert isinstance(answer, Stored)
         return Receipt(topic, answer.partition, answer.offset, answer.timestamp, answer.durability, answer.duplicate)
 
     def stored_runs(self, index: int) -> list[StoredRun]:
@@ -103,11 +115,11 @@ def _frames(data: bytes) -> Iterator[memoryview]:
         position += length
 
 
-def _part(answer: Stored | Refused, number: int, size: int) -> Stored | Refused:
+def _part(answer: Answer, number: int, size: int) -> Answer:
     """Return the answer for a part of what it covers."""
     if (number, size) == (answer.number, answer.size):
         return answer
-    if isinstance(answer, Refused):
+    if not isinstance(answer, Stored):
         return answer._replace(number=number, size=size)
     return answer._replace(number=number, size=size, offset=answer.offset + number - answer.number)
 
@@ -124,6 +136,10 @@ class Window:
     def __len__(self) -> int:
         return len(self._batches)
 
+    def __contains__(self, number: int) -> bool:
+        at = bisect_right(self._firsts, number) - 1
+        return at >= 0 and number < self._firsts[at] + self._batches[at].count
+
     def has_room(self, next_number: int) -> bool:
         """False while so much is unanswered that nothing more should be sent.
 
@@ -139,7 +155,7 @@ class Window:
         self._batches.append(batch)
         self._bytes += len(batch.data)
 
-    def answer(self, answer: Stored | Refused) -> list[Batch]:
+    def answer(self, answer: Answer) -> list[Batch]:
         """Hand the answer to the batches that it covers; return and forget those that are complete now."""
         end = answer.number + answer.size
         at = max(bisect_right(self._firsts, answer.number) - 1, 0)

@@ -1,7 +1,8 @@
 """core.broker: what can be asked of the broker, whichever door it comes through.
 
 May import: core.config, core.consumers, core.errors, core.frames, core.manager, core.metrics, core.names,
-    core.producers, core.reading, core.replies, core.version, storage.engine, msgspec, trio, the standard library.
+    core.producers, core.reading, core.replies, core.transactions, core.version, storage.engine, msgspec, trio,
+    the standard library.
 Never: sockets, connections, files.
 """
 
@@ -34,6 +35,7 @@ from core.names import check_name
 from core.producers import Producers
 from core.reading import Limits, Turn, fetch
 from core.replies import now_ms
+from core.transactions import Transactions
 from core.version import __version__
 from storage.engine import Chunk, Engine, PartitionLog, Run, Topic
 
@@ -54,6 +56,7 @@ class MessageBroker:
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self.engine = engine
         self.settings = settings
+        self.transactions = Transactions(engine, settings.server)  # first: it holds what nobody may see yet
         self.producers = Producers()
         self.subscriptions = SubscriptionManager(engine, self._store_dead_letter)
         self.groups = GroupManager(engine)
@@ -67,10 +70,11 @@ class MessageBroker:
                 self.producers.restore(engine.log(topic.topic, partition))
 
     async def run(self) -> None:
-        """Serve subscriptions and groups until cancelled; the engine must outlive this."""
+        """Serve subscriptions, groups and transactions until cancelled; the engine must outlive this."""
         async with trio.open_nursery() as keepers:
             keepers.start_soon(self.subscriptions.deliveries.run)
             keepers.start_soon(self.groups.run)
+            keepers.start_soon(self.transactions.run)
 
     # Topics
 
@@ -133,6 +137,13 @@ class MessageBroker:
 
     async def describe_topic(self, topic: str) -> dict[str, Any]:
         """Return a topic with the state of its partitions. Raises UnknownTopic."""
+        return self._described(topic)
+
+    async def describe_topics(self, topics: list[str]) -> list[dict[str, Any]]:
+        """Return these topics as describe_topic() does, all of them as they are at one moment. Raises UnknownTopic."""
+        return [self._described(topic) for topic in topics]
+
+    def _described(self, topic: str) -> dict[str, Any]:
         known = self.topic(topic)
         logs = [self.engine.log(topic, partition).state() for partition in range(known.partitions)]
         return {

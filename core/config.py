@@ -71,6 +71,16 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_partitions: Annotated[
         int, Setting("QB_MAX_PARTITIONS", INTEGER.within(1, 100_000), "partitions that one topic may have")
     ] = 1024
+    transaction_timeout: Annotated[
+        float,
+        Setting(
+            "QB_TRANSACTION_TIMEOUT", SECONDS.within(0.01), "a stage to which nothing is added for so long expires"
+        ),
+    ] = 3600.0
+    transaction_memory_hours: Annotated[
+        float,
+        Setting("QB_TRANSACTION_MEMORY_HOURS", HOURS.within(0.001), "how long a committed id without number is known"),
+    ] = 168.0
 
 
 class JsonSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,13 +3,15 @@
 May import: core.errors, core.frames, storage.engine, the standard library.
 Never: trio, socket, time, logging.
 
-Requests come out as frames. Messages come out as runs: `Publishes` says that PUBLISH frames are next and where they
-want to go; `take_run` turns as many of them as belong together into stored DATA frames, in place, in one pass.
+Requests come out as frames, a STAGE as the bytes that will be stored. Messages come out as runs: `Publishes` says that
+PUBLISH frames are next and where they want to go; `take_run` turns as many of them as belong together into stored DATA
+frames, in place, in one pass.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -57,6 +59,15 @@ class Publishes(NamedTuple):
     route: Route
 
 
+class StageFrame(NamedTuple):
+    """A whole STAGE frame as it came; its body has not been looked at."""
+
+    number: int
+    properties: Mapping[str, str]
+    data: bytes
+    body_at: int  # where in `data` the body begins
+
+
 class Refused(NamedTuple):
     """One frame that was passed over, and why; the conversation goes on."""
 
@@ -64,7 +75,7 @@ class Refused(NamedTuple):
     error: BrokerError
 
 
-Event = Frame | Publishes | Refused
+Event = Frame | Publishes | StageFrame | Refused
 
 
 @lru_cache(maxsize=256)
@@ -137,6 +148,8 @@ class ServerConnection:
             return None
         _, kind, number, _, properties_length = HEAD.unpack_from(self._unread, self._at)
         body_length = total - OVERHEAD - properties_length
+        if kind == MessageType.STAGE and properties_length <= MAX_PROPERTIES:
+            return self._stage_frame(total, number, properties_length, body_length)  # its messages have the limit
         if body_length > self._max_body or properties_length > MAX_PROPERTIES:
             return self._pass_over(MessageTooLarge(total, self._max_frame))
         if kind == MessageType.PUBLISH:
@@ -163,6 +176,15 @@ class ServerConnection:
             return Publishes(number, self._route_of(encoded))
         except BadRequest as error:
             return self._pass_over(error)
+
+    def _stage_frame(self, total: int, number: int, properties_length: int, body_length: int) -> StageFrame:
+        data = bytes(memoryview(self._unread)[self._at : self._at + total])
+        body_at = OVERHEAD + properties_length
+        if body_length < 0 or LENGTH.unpack_from(data, body_at - LENGTH.size)[0] != body_length:
+            decode_frame(data)  # raises, with the words
+        properties = decode_properties(data[HEAD.size : HEAD.size + properties_length])
+        self._at += total
+        return StageFrame(number, properties, data, body_at)
 
     def _route_of(self, encoded: bytes) -> Route:
         route = self._routes.get(encoded)
@@ -218,7 +240,7 @@ class ServerConnection:
         return Run(self._give_away(start), positions, first_offset, 0, first_number)
 
     def _give_away(self, start: int) -> bytes | bytearray:
-        """Return the bytes from `start` up to where we are; a long row of them is not copied, but what follows it is."""
+        """Return the bytes from `start` up to where we are. A long row of them is not copied; what follows it is."""
         buffer, end = self._unread, self._at
         if start or end < LONG:
             return bytes(memoryview(buffer)[start:end])

@@ -36,6 +36,8 @@ class Code(StrEnum):
     GROUP_IN_USE = "GROUP_IN_USE"
     PRODUCER_FENCED = "PRODUCER_FENCED"
     OUT_OF_SEQUENCE = "OUT_OF_SEQUENCE"
+    UNKNOWN_STAGE = "UNKNOWN_STAGE"
+    TRANSACTION_UNFINISHED = "TRANSACTION_UNFINISHED"
     DISK_FULL = "DISK_FULL"
     LOG_POISONED = "LOG_POISONED"
     LOG_DAMAGED = "LOG_DAMAGED"
@@ -165,7 +167,15 @@ class ProducerFenced(BrokerError):
 
 
 class OutOfSequence(BrokerError):
-    """A publish number too old to tell whether it was stored."""
+    """A publish number too old to tell whether it was stored, or staged messages that leave a gap."""
+
+
+class UnknownStage(BrokerError):
+    """The stage is not open, or it does not hold what the commit says it does."""
+
+
+class TransactionUnfinished(BrokerError):
+    """The transaction is decided, but its messages cannot be copied now: the next start finishes it."""
 
 
 class DiskFull(BrokerError):
@@ -225,6 +235,8 @@ REPLIES: dict[type[BrokerError], Reply] = {
     GroupInUse: Reply(Code.GROUP_IN_USE, True, 409),
     ProducerFenced: Reply(Code.PRODUCER_FENCED, False, 409),
     OutOfSequence: Reply(Code.OUT_OF_SEQUENCE, True, 409),
+    UnknownStage: Reply(Code.UNKNOWN_STAGE, True, 409),
+    TransactionUnfinished: Reply(Code.TRANSACTION_UNFINISHED, True, 503),
     DiskFull: Reply(Code.DISK_FULL, True, 507),
     LogPoisoned: Reply(Code.LOG_POISONED, True, 503),
     LogDamaged: Reply(Code.LOG_DAMAGED, True, 503),

@@ -38,6 +38,7 @@ class MessageType(IntEnum):
     DELIVER = 19
     SETTLE = 20
     FETCH = 21
+    STAGE = 22
     SEAL = 32
 
 
@@ -140,7 +141,8 @@ def decode_frame(buffer: bytes | bytearray | memoryview, position: int = 0) -> F
         )
     body_at = body_length_at + LENGTH.size
     properties = decode_properties(bytes(buffer[properties_at:body_length_at]))
-    return Frame(type, sequence_number, timestamp, properties, bytes(buffer[body_at : body_at + body_length]))
+    body = bytes(memoryview(buffer)[body_at : body_at + body_length])  # a slice of a bytearray would be a second copy
+    return Frame(type, sequence_number, timestamp, properties, body)
 
 
 def definition() -> construct.Construct:

@@ -1,6 +1,7 @@
 """core.methods: the broker's methods by name, with their arguments checked.
 
-May import: core.broker, core.consumers, core.errors, core.manager, msgspec, the standard library.
+May import: core.broker, core.consumers, core.decisions, core.errors, core.manager, core.transactions, msgspec,
+    the standard library.
 Never: trio, socket, storage.
 
 One row a method. The binary door calls them with REQUEST frames; the other doors call the same rows.
@@ -15,8 +16,12 @@ import msgspec
 
 from core.broker import MessageBroker
 from core.consumers import GroupCommit, GroupManager
+from core.decisions import NamedStage
 from core.errors import BadRequest
 from core.manager import SubscriptionManager
+from core.transactions import Transactions
+
+COMMIT_TRANSACTION = "commit_transaction"  # it may take long, so doors let other requests overtake it
 
 
 class Arguments(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -52,6 +57,10 @@ class DeleteTopic(Arguments):
 
 class NameTopic(Arguments):
     topic: str
+
+
+class NameTopics(Arguments):
+    topics: list[str]
 
 
 class Offsets(Arguments):
@@ -171,6 +180,32 @@ class NameGroup(Arguments):
     group: str
 
 
+class BeginTransaction(Arguments):
+    transaction: str
+    number: int | None = None
+
+
+class CommitTransaction(Arguments):
+    transaction: str
+    stages: list[NamedStage]
+    number: int | None = None
+
+
+class AbortTransaction(Arguments):
+    transaction: str
+    number: int | None = None
+    stages: list[str] | None = None
+
+
+class StageTo(Arguments):
+    """The properties of a STAGE frame."""
+
+    stage: str
+    topic: str
+    partition: Annotated[int, msgspec.Meta(ge=0)]
+    first: Annotated[int, msgspec.Meta(ge=0)]
+
+
 class Method(NamedTuple):
     """A method's arguments, and what carries it out."""
 
@@ -188,12 +223,18 @@ def _grouped(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any
     return lambda broker, **arguments: call(broker.groups, **arguments)
 
 
+def _transacted(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Return a method of the transactions as one of the broker."""
+    return lambda broker, **arguments: call(broker.transactions, **arguments)
+
+
 METHODS: dict[str, Method] = {
     "create_topic": Method(CreateTopic, MessageBroker.create_topic),
     "add_partitions": Method(AddPartitions, MessageBroker.add_partitions),
     "delete_topic": Method(DeleteTopic, MessageBroker.delete_topic),
     "list_topics": Method(NoArguments, MessageBroker.list_topics),
     "describe_topic": Method(NameTopic, MessageBroker.describe_topic),
+    "describe_topics": Method(NameTopics, MessageBroker.describe_topics),
     "offsets": Method(Offsets, MessageBroker.offsets),
     "create_subscription": Method(CreateSubscription, _managed(SubscriptionManager.create)),
     "delete_subscription": Method(NameSubscription, _managed(SubscriptionManager.delete)),
@@ -217,6 +258,10 @@ METHODS: dict[str, Method] = {
     "list_groups": Method(NoArguments, _grouped(GroupManager.list_all)),
     "describe_group": Method(NameGroup, _grouped(GroupManager.describe)),
     "delete_group": Method(NameGroup, _grouped(GroupManager.delete)),
+    "begin_transaction": Method(BeginTransaction, _transacted(Transactions.begin)),
+    COMMIT_TRANSACTION: Method(CommitTransaction, _transacted(Transactions.commit)),
+    "abort_transaction": Method(AbortTransaction, _transacted(Transactions.abort)),
+    "list_transactions": Method(NoArguments, _transacted(Transactions.list_all)),
     "server_info": Method(NoArguments, MessageBroker.server_info),
 }
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from core.errors import BrokerError, OutOfSequence, ProducerFenced
-from storage.engine import PartitionLog
+from storage.engine import TRANSACTIONS, PartitionLog
 
 WINDOW = 65_536  # numbers of a producer that are remembered
 MAX_PRODUCERS = 100_000  # those who connected longest ago are forgotten
@@ -169,6 +169,8 @@ class Producers:
     def restore(self, log: PartitionLog) -> None:
         """Take in what a log remembers, at start."""
         for found in log.ranges():
+            if found.producer_id == TRANSACTIONS:
+                continue
             stored = Stored(found.first_number, found.count, log, found.first_offset)
             self._get(found.producer_id).remember(stored)
 

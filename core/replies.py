@@ -34,6 +34,11 @@ def refusal(number: int, error: BrokerError, count: int | None = None) -> bytes:
     return encode_frame(MessageType.ACK, number, now_ms(), properties)
 
 
+def staged(number: int, messages: int) -> bytes:
+    """Return the answer to a STAGE whose stage holds so many messages now."""
+    return encode_frame(MessageType.ACK, number, now_ms(), {"status": "success", "messages": str(messages)})
+
+
 def stored(
     number: int,
     count: int,

@@ -1,14 +1,15 @@
 """core.session: the binary door: one peer's frames carried to the broker, and the answers carried back.
 
 May import: core.broker, core.connection, core.errors, core.frames, core.methods, core.publishing, core.reading,
-    core.replies, core.subscribing, core.subscriptions.options, core.transport, core.version, msgspec, trio,
-    the standard library.
+    core.replies, core.signals, core.staging, core.subscribing, core.subscriptions.options, core.transport,
+    core.version, msgspec, trio, the standard library.
 Never: files, settings from the environment.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -16,13 +17,23 @@ import msgspec
 import trio
 
 from core.broker import MessageBroker
-from core.connection import Publishes, Refused, ServerConnection
+from core.connection import Publishes, Refused, ServerConnection, StageFrame
 from core.errors import REPLIES, BadRequest, BrokerError, Internal
 from core.frames import PROBE, Frame, MessageType, encode_frame
-from core.methods import CreateSubscription, CreateTopic, Fetch, Subscribe, arguments_from_text, call
+from core.methods import (
+    COMMIT_TRANSACTION,
+    CreateSubscription,
+    CreateTopic,
+    Fetch,
+    Subscribe,
+    arguments_from_text,
+    call,
+)
 from core.publishing import Publishing
 from core.reading import Limits, index_of
 from core.replies import now_ms, refusal, success
+from core.signals import Signal
+from core.staging import Staging
 from core.subscribing import Subscribing
 from core.subscriptions.options import Options
 from core.transport import Transport
@@ -31,7 +42,7 @@ from core.version import __version__
 log = logging.getLogger("qb.session")
 
 PROTOCOL = "1"
-MAX_WAITING_FETCHES = 64  # of one peer; one more is waited for before the next request is read
+MAX_WAITING = 64  # fetches and commits of one peer; one more is waited for before the next request is read
 QUEUED_LIMIT = 1 << 20  # replies that a peer has not read: past this, its requests are not read either
 
 
@@ -47,10 +58,12 @@ class Session:
         self._transport = transport
         self._connection = ServerConnection(broker.settings.server.max_message_size)
         self._publishing = Publishing(broker, self._connection, transport.send)
+        self._staging = Staging(broker, transport.send)
         self._subscribing = Subscribing(broker.subscriptions, transport)
         transport.has_emptied = self._subscribing.has_room
         self._first = True  # is its next frame its first?
-        self._fetches = 0  # that may be waiting for messages
+        self._waiting: Counter[int] = Counter()  # requests by type that are answered by tasks of their own
+        self._answered = Signal()
         self._fetching = trio.Lock()
         self._reading = trio.CancelScope()
         self._goodbye = ""  # why we read nothing more
@@ -97,6 +110,9 @@ class Session:
     async def _finish(self) -> None:
         """Wait until everything received is answered and the answers are sent, then say goodbye if we drain."""
         await self._publishing.wait_until_settled()
+        await self._staging.wait_until_settled()
+        while self._waiting[MessageType.REQUEST]:
+            await self._answered.wait()
         if self._reading.cancel_called:
             self._transport.send(encode_frame(MessageType.GOODBYE, 0, now_ms(), {"reason": self._goodbye}))
         await self._transport.wait_for_room(0)
@@ -131,23 +147,26 @@ class Session:
                 await self._publishing.publish(event)
             elif isinstance(event, Refused):
                 self._transport.send(refusal(event.number, event.error))
-            elif event.type == MessageType.FETCH and self._fetches < MAX_WAITING_FETCHES:
-                self._fetches += 1
-                answers.start_soon(self._answer_fetch, event)
+            elif isinstance(event, StageFrame):
+                await self._staging.stage(event)
+            elif _may_take_long(event) and self._waiting.total() < MAX_WAITING:
+                self._waiting[event.type] += 1
+                answers.start_soon(self._answer_apart, event)
             else:
                 await self._answer(event)
             self._first = False
             if self._transport.queued > QUEUED_LIMIT:
                 await self._transport.wait_for_room(QUEUED_LIMIT)
 
-    async def _answer_fetch(self, frame: Frame) -> None:
-        """Answer a FETCH in a task of its own: it may wait, and the requests behind it shall not."""
+    async def _answer_apart(self, frame: Frame) -> None:
+        """Answer in a task of its own what may take long: the requests behind it shall not wait."""
         try:
             await self._answer(frame)
         except Answered as last:
             self.drain(str(last))
         finally:
-            self._fetches -= 1
+            self._waiting[frame.type] -= 1
+            self._answered.set()
 
     async def _answer(self, frame: Frame) -> None:
         """Carry out a request and answer it. Raises Answered if that was the last answer."""
@@ -252,6 +271,12 @@ class Session:
         client_id = frame.properties.get("client_id") or frame.properties.get("publisher_id")
         if client_id:
             self.name = f"{client_id[:80]} ({self.name.rpartition('(')[2].rstrip(')')})"
+
+
+def _may_take_long(request: Frame) -> bool:
+    """Say whether the requests behind this one should not wait for it."""
+    commits = request.type == MessageType.REQUEST and request.properties.get("method") == COMMIT_TRANSACTION
+    return commits or request.type == MessageType.FETCH
 
 
 HANDLERS: dict[int, Callable[[Session, Frame], Awaitable[bytes]]] = {

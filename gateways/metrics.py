@@ -54,6 +54,7 @@ def collect(broker: MessageBroker) -> Iterator[Metric]:
     yield from _storage(broker)
     yield from _subscriptions(broker)
     yield from _groups(broker)
+    yield from _transactions(broker)
     yield from _doors(broker)
     yield from _recovery(broker)
 
@@ -134,6 +135,15 @@ def _groups(broker: MessageBroker) -> Iterator[Metric]:
         for topic, behind in by_topic.items():
             lag.add_metric([group.group, topic], behind)
     yield from (lag, members)
+
+
+def _transactions(broker: MessageBroker) -> Iterator[Metric]:
+    sizes = broker.transactions.staged_bytes
+    yield GaugeMetricFamily("qb_open_stages", "Stages that are neither committed nor ended.", value=len(sizes))
+    yield GaugeMetricFamily("qb_staged_bytes", "Bytes of the open stages.", value=sum(sizes))
+    committed = _counter("qb_transactions_committed", "Transactions that became visible since the start.", [])
+    committed.add_metric([], broker.transactions.committed)
+    yield committed
 
 
 def _doors(broker: MessageBroker) -> Iterator[Metric]:

@@ -79,7 +79,11 @@ class _Unsealed(Exception):
 
 
 def seal(
-    datas: Iterable[bytes | bytearray], first_offset: int, count: int, append_ms: int, ranges: Iterable[Range] = ()
+    datas: Iterable[bytes | bytearray | memoryview],
+    first_offset: int,
+    count: int,
+    append_ms: int,
+    ranges: Iterable[Range] = (),
 ) -> bytes:
     """Return the SEAL frame that goes behind these bytes of DATA frames."""
     crc = data_length = 0

@@ -37,6 +37,10 @@ class Run(NamedTuple):
     first_number: int = 0  # the producer's number of the first frame; the others follow by one
 
 
+# The producer that all transactions are in the logs; ids of peers are below it. It is never forgotten.
+TRANSACTIONS = 2**63
+
+
 class Range(NamedTuple):
     """Publish numbers of one producer that a log holds: number + i is at first_offset + i."""
 
@@ -119,11 +123,20 @@ class PartitionLog(Protocol):
     def has_room(self) -> bool:
         """False while so much waits to be written that publishers should not be read."""
 
-    def hold(self) -> None:
-        """From now on nothing becomes visible. For a transaction that has decided to be seen as a whole."""
+    def check_writable(self) -> None:
+        """Raises what append() would raise now: LogDamaged, LogPoisoned, UnknownTopic."""
+
+    def hold(self, end_offset: int | None = None) -> None:
+        """From now on nothing becomes visible: for a transaction, which is to be seen as a whole.
+
+        With `end_offset`, nothing from there on is visible either: for a start that finds one unfinished.
+        """
 
     def release(self) -> None:
-        """Move the visible end to the durable one, and go on moving it."""
+        """Move the visible end to the durable one, and go on moving it. Whoever watches is told by tell_watchers()."""
+
+    def tell_watchers(self) -> None:
+        """Tell whoever watches. Apart from release(): they may read at once, so all logs must be released before."""
 
     def append(self, run: Run, done: Done) -> None:
         """Take a run into the batch that is gathering. Does not block; `done` tells what became of it.
@@ -154,6 +167,68 @@ class PartitionLog(Protocol):
 
     def watch(self, moved: Callable[[], None]) -> Callable[[], None]:
         """Call `moved` in the event loop when the visible end has moved or the log is deleted; returns how to stop."""
+
+
+Where = tuple[str, int]  # topic, partition
+
+
+class Staged(NamedTuple):
+    """Staged messages for one partition."""
+
+    topic: str
+    partition: int
+    count: int  # type: ignore[assignment]
+    frames: bytearray  # DATA frames as they came, for the reader to number
+
+
+class Stage(Protocol):
+    """Messages of one transaction that are durable, in order, and that nobody can read before they are committed.
+
+    All methods belong to the event loop's thread.
+    """
+
+    stage_id: str
+    transaction: str
+    number: int | None
+    failure: BrokerError | None  # why nothing more is taken; it cannot be committed either
+
+    @property
+    def messages(self) -> int:
+        """How many are durable."""
+
+    @property
+    def taken(self) -> int:
+        """How many were given to append(): durable, or on their way."""
+
+    @property
+    def counts(self) -> Mapping[Where, int]:
+        """How many are durable for each partition."""
+
+    @property
+    def size(self) -> int:
+        """How many bytes it takes."""
+
+    @property
+    def has_room(self) -> bool:
+        """False while so much waits to be written that publishers should not be read."""
+
+    async def wait_for_room(self) -> None:
+        """Return when has_room."""
+
+    def append(self, frame: bytes, where: Where, count: int, done: Done) -> None:
+        """Take a STAGE frame whose body is `count` proved messages. Does not block; `done` tells what became of it.
+
+        A failure takes back everything that is not durable. Raises `failure`.
+        """
+
+    def when_durable(self, done: Done) -> None:
+        """Tell when all that was taken so far is durable, or why it is not: now, if nothing is on its way."""
+
+    async def read(self, place: int, max_bytes: int) -> tuple[Sequence[Staged], int]:
+        """Return messages from a place on (0 is the front), about so much, and the place behind them; none at the end.
+
+        Raises LogDamaged, Internal.
+        """
 
 
 class Entry(NamedTuple):
@@ -221,6 +296,18 @@ class Engine(Protocol):
 
     async def delete_topic(self, topic: str) -> None:
         """Forget the topic and free its space. Waiting appends are refused. Raises UnknownTopic."""
+
+    def stages(self) -> Mapping[str, Stage]:
+        """Return every stage by its id."""
+
+    async def begin_stage(self, transaction: str, number: int | None) -> Stage:
+        """Make a stage durably, with an id that was never used. Raises DiskFull, Internal."""
+
+    async def delete_stages(self, stages: Iterable[str]) -> None:
+        """Forget these durably and free their space; absent ones are no error. Appends under way are refused."""
+
+    async def free_bytes(self) -> int:
+        """Return how much can still be stored, as far as anybody can tell."""
 
     async def run(self) -> None:
         """Write, sync, drop and prove until cancelled; when cancelled, first finish what append() was given."""

@@ -1,8 +1,8 @@
 """storage.local: the engine that keeps topics in files on this machine.
 
 May import: core.errors, storage.background, storage.commit, storage.engine, storage.files, storage.layout,
-    storage.measures, storage.metadata, storage.partition_log, storage.recovery, storage.shared, storage.tail,
-    storage.threads, msgspec, trio, the standard library.
+    storage.measures, storage.metadata, storage.partition_log, storage.recovery, storage.shared, storage.staging,
+    storage.tail, storage.threads, msgspec, trio, the standard library.
 Never: connections, subscriptions.
 """
 
@@ -12,7 +12,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -30,6 +30,7 @@ from storage.metadata import LocalMetadata, Write
 from storage.partition_log import LocalLog
 from storage.recovery import Recovered, recover
 from storage.shared import Health, LogSettings, Shared
+from storage.staging import LocalStage, LocalStages
 from storage.tail import LastReads, Memory
 from storage.threads import Workers
 
@@ -85,6 +86,7 @@ class LocalEngine:
         memory, reads = Memory(settings.tail_bytes), LastReads(settings.tail_bytes // 4)
         self.measures = Measures()
         self._shared = Shared(settings, clock, self._files, self._writers, memory, reads, self.measures)
+        self._stages = LocalStages(data_dir / "staged", self._shared)
         self._kept: dict[str, Kept] = {}
         self._topics: dict[str, Topic] = {}  # the same without the logs, at hand for every publish
         self._changing = trio.Lock()  # topics come and go one after another
@@ -127,6 +129,7 @@ class LocalEngine:
             self._keep(topic, parts)
             found += parts
             notes += [f"topic {topic.topic!r} is not served: {part.damage}" for part in parts if part.damage]
+        notes += self._stages.recover()
         logs = [log for kept in self._kept.values() for log in kept.logs]
         self.recovery = Recovery(
             topics=len(self._kept),
@@ -272,7 +275,27 @@ class LocalEngine:
             return await trio.to_thread.run_sync(work, *arguments)
         except OSError as error:
             kind = DiskFull if error.errno in NO_ROOM else Internal
-            raise kind(f"the topic's files could not be changed: {error}") from error
+            raise kind(f"files could not be changed: {error}") from error
+
+    # Stages
+
+    def stages(self) -> Mapping[str, LocalStage]:
+        return self._stages.known
+
+    async def begin_stage(self, transaction: str, number: int | None) -> LocalStage:
+        stage = await self._in_thread(self._stages.create, transaction, number)
+        self._stages.known[stage.stage_id] = stage
+        return stage
+
+    async def delete_stages(self, stages: Iterable[str]) -> None:
+        with trio.CancelScope(shield=True):
+            ended = await self._stages.end(stages)
+            if ended:
+                await self._in_thread(self._stages.remove, ended)
+
+    async def free_bytes(self) -> int:
+        found = await self._in_thread(os.statvfs, self._settings.data_dir)
+        return found.f_bavail * found.f_frsize
 
     # Running
 
@@ -305,6 +328,7 @@ class LocalEngine:
             await self._facts.finish()
         for _, log in self._logs():
             log.abandon(ShuttingDown("the broker is about to exit"))
+        self._stages.abandon(ShuttingDown("the broker is about to exit"))
         await trio.to_thread.run_sync(self._stop_threads)
 
     def _stop_threads(self) -> None:

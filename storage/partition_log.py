@@ -80,13 +80,14 @@ class LocalLog:
     def next_offset(self) -> int:
         return self._next_offset
 
-    def hold(self) -> None:
+    def hold(self, end_offset: int | None = None) -> None:
         self._held = True
+        if end_offset is not None:
+            self._end_offset = min(self._end_offset, end_offset)
 
     def release(self) -> None:
         self._held = False
         self._end_offset = self._durable_offset
-        self._tell_watchers()
 
     @property
     def closed_segments(self) -> list[Segment]:
@@ -138,10 +139,13 @@ class LocalLog:
     async def wait_for_room(self) -> None:
         await self._gathering.wait_for_room()
 
-    def append(self, run: Run, done: Done) -> None:
+    def check_writable(self) -> None:
         self._check_damage()
         if self._refusal:
             raise self._refusal.with_traceback(None)
+
+    def append(self, run: Run, done: Done) -> None:
+        self.check_writable()
         assert run.first_offset == self._next_offset, (run.first_offset, self._next_offset)
         self._next_offset += len(run.positions)
         self._gathering.add(run, done)
@@ -177,7 +181,7 @@ class LocalLog:
             tell(waiting, None, result.batch.append_ms)
             self._count(waiting, result)
             if not self._held:
-                self._tell_watchers()
+                self.tell_watchers()
         else:
             error = self._take_back(result)
             tell(waiting + self._gathering.take(), error, 0)
@@ -196,7 +200,7 @@ class LocalLog:
         for waiting in answered:
             measures.ack_seconds.observe(now - waiting.since)
 
-    def _tell_watchers(self) -> None:
+    def tell_watchers(self) -> None:
         for moved in list(self._watchers.values()):
             try:
                 moved()
@@ -262,7 +266,7 @@ class LocalLog:
             self._shared.files.forget(segment.log_path, segment.index_path)
         self._shared.memory.drop(self._tail)
         self._shared.reads.drop(self)
-        self._tell_watchers()
+        self.tell_watchers()
         self._watchers.clear()
 
     def drop_first(self, count: int) -> list[Segment]:

@@ -12,11 +12,13 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from storage.engine import Range
+from storage.engine import TRANSACTIONS, Range
 
 WINDOW = 65_536  # numbers of a producer that are remembered
 MAX_PRODUCERS = 10_000  # the least recently active are forgotten
 MAX_RANGES = 65_536  # of all producers together, 28 bytes each in a seal; above it each keeps its share of the newest
+
+TRANSACTION_RANGES = 64  # of all transactions together: of an unfinished one only the newest number has to be known
 
 
 class Remembered:
@@ -46,13 +48,16 @@ class Remembered:
         else:
             ranges.append(new)
             self._count += 1
-        while ranges[0].first_number + ranges[0].count <= new.first_number + new.count - WINDOW:
+        most = TRANSACTION_RANGES if new.producer_id == TRANSACTIONS else MAX_RANGES
+        while len(ranges) > most or ranges[0].first_number + ranges[0].count <= new.first_number + new.count - WINDOW:
             ranges.popleft()
             self._count -= 1
         self._stay_bounded()
 
     def _stay_bounded(self) -> None:
         if len(self._producers) > MAX_PRODUCERS:
+            if next(iter(self._producers)) == TRANSACTIONS:
+                self._producers.move_to_end(TRANSACTIONS)  # a start must know what it need not copy again
             self._count -= len(self._producers.popitem(last=False)[1])
         if self._count > MAX_RANGES:
             share = max(1, MAX_RANGES // 2 // len(self._producers))

@@ -139,6 +139,7 @@ class Doors:
             Doorway("JSON lines", JsonDoor, listen("127.0.0.1", 0)),
             Doorway("HTTP", http_door, listen("127.0.0.1", 0)),
         ]
+        self.stop = trio.Event()  # tells the broker to stop
         self._streams: list[trio.SocketStream] = []
 
     async def __call__(self) -> TrioPeer:
@@ -177,12 +178,12 @@ def a_broker(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[Doors]
             storage=StorageSettings(data_dir=str(tmp_path / "data"), **(storage or {})),
         )
         engine = await trio.to_thread.run_sync(LocalEngine.open, settings.storage)
-        doors, stop = Doors(), trio.Event()
+        doors = Doors()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(partial(serve, settings, engine, doors.doorways, stop, started=doors.started))
+                nursery.start_soon(partial(serve, settings, engine, doors.doorways, doors.stop, started=doors.started))
                 yield doors
-                stop.set()
+                doors.stop.set()
         finally:
             await doors.close()
             engine.close()

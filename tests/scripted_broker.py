@@ -1,6 +1,6 @@
 """A broker in memory, on a real socket, that fails where a test tells it to.
 
-It speaks enough of the fast dialect for the clients: HELLO, PUBLISH with producer ids, REQUEST, HEARTBEAT. Each
+It speaks enough of the fast dialect for the clients: HELLO, PUBLISH with producer ids, STAGE, REQUEST, HEARTBEAT. Each
 connection follows the next plan; when the plans are used up, it behaves.
 """
 
@@ -23,6 +23,8 @@ class Plan:
     drop_after: int | None = None  # hang up once so many are stored and acked; the next ones are not stored
     lose_acks_after: int | None = None  # store so many without acking any of them, then hang up
     goodbye_after: int | None = None  # as drop_after, but say goodbye
+    lose_stages_after: int | None = None  # take so many STAGE frames without answering any of them, then hang up
+    lose_answer_to: str = ""  # hang up instead of answering this method
     silent: bool = False  # after the welcome, answer nothing at all
     mute: bool = False  # do not even answer HELLO
     turn_away: str = ""  # refuse the connection with this code
@@ -53,6 +55,9 @@ class ScriptedBroker:
         self.hellos: list[dict[str, str]] = []
         self.frames: list[Frame] = []  # everything received but PUBLISH
         self.refuse: dict[bytes, str] = {}  # body -> code
+        self.refuse_stages: dict[int, str] = {}  # `first` -> code
+        self.answers: dict[str, Any] = {}  # method -> what it is answered with; others are answered with the question
+        self.staged = 0  # messages
         self.connections = 0
         self.duplicates = 0
         self.ignored = 0  # frames that silent connections received
@@ -79,6 +84,11 @@ class ScriptedBroker:
             sockets = [self._listener, *self._sockets]
         for sock in sockets:
             _hang_up(sock)
+        self._listener.close()
+
+    def stop_listening(self) -> None:
+        """Let nobody in any more; who is in stays."""
+        _hang_up(self._listener)
         self._listener.close()
 
     @property
@@ -142,7 +152,7 @@ class _Peer:
     def __init__(self, broker: ScriptedBroker, sock: socket.socket, plan: Plan) -> None:
         self.broker, self.sock, self.plan = broker, sock, plan
         self.producer = ""
-        self.stored = 0
+        self.stored = self.stages = 0
         self.acks: list[dict[str, Any]] = []
 
     def run(self) -> None:
@@ -170,6 +180,8 @@ class _Peer:
             self.broker.ignored += 1
         elif frame.type == MessageType.PUBLISH:
             self.publish(frame)
+        elif frame.type == MessageType.STAGE:
+            self.stage(frame)
         elif frame.type == MessageType.REQUEST:
             self.request(frame)
         elif frame.type == MessageType.HEARTBEAT and frame.sequence_number != PROBE:
@@ -231,12 +243,28 @@ class _Peer:
             return b""
         return b"".join(map(_encode_ack, acks))
 
+    def stage(self, frame: Frame) -> None:
+        """Count what was not there yet, as the broker does; a gap is refused."""
+        first = int(frame.properties["first"])
+        self.stages += 1
+        if code := self.broker.refuse_stages.get(first, "OUT_OF_SEQUENCE" if first > self.broker.staged else ""):
+            properties = {"status": "error", "code": code, "error": f"refused: {code}"}
+        else:
+            self.broker.staged = max(self.broker.staged, first + len(list(_frames(bytearray(frame.body)))))
+            properties = {"status": "success", "messages": str(self.broker.staged)}
+        if self.plan.lose_stages_after is None:
+            self.sock.sendall(encode_frame(MessageType.ACK, frame.sequence_number, properties=properties))
+        elif self.stages == self.plan.lose_stages_after:
+            raise HangUp
+
     def request(self, frame: Frame) -> None:
         method, arguments = frame.properties["method"], json.loads(frame.body or b"{}")
+        if method == self.plan.lose_answer_to:
+            raise HangUp
         properties = {"status": "success"}
         if arguments.get("topic") == "unknown":
             properties = {"status": "error", "code": "UNKNOWN_TOPIC", "error": "there is no topic 'unknown'"}
-        body = json.dumps({"method": method, "arguments": arguments}).encode()
+        body = json.dumps(self.broker.answers.get(method, {"method": method, "arguments": arguments})).encode()
         self.sock.sendall(encode_frame(MessageType.ACK, frame.sequence_number, properties=properties, body=body))
 
 

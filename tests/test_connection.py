@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from core.connection import Publishes, Refused, Route, ServerConnection
+from core.connection import Publishes, Refused, Route, ServerConnection, StageFrame
 from core.errors import BadRequest, MessageTooLarge, PeerMisbehaved, UnknownType
 from core.frames import HEAD, MAX_PROPERTIES, Frame, MessageType, decode_frame, encode_frame
 
@@ -34,7 +34,7 @@ def read_all(connection, now_ms=99):
 
 requests = st.builds(
     lambda kind, number, body: encode_frame(kind, number, 0, {"method": "x"}, body),
-    st.sampled_from([3, 4, 16, 17, 1, 77]),
+    st.sampled_from([3, 4, 16, 17, 22, 1, 77]),
     st.integers(0, 9),
     st.binary(max_size=40),
 )
@@ -96,6 +96,15 @@ def test_a_frame_with_any_byte_changed_never_crashes_the_parser(frame, data):
         read_all(connection)
     except PeerMisbehaved:
         pass
+
+
+def test_a_stage_frame_comes_out_byte_for_byte_however_long_its_body_may_be():
+    connection = ServerConnection(LIMIT)
+    frame = encode_frame(MessageType.STAGE, 5, 6, {"stage": "s"}, b"x" * (LIMIT + 100))
+    connection.receive(frame + encode_frame(MessageType.STAGE, 7, 0, b"k=" + b"v" * MAX_PROPERTIES + b"\0"))
+    assert connection.next_event() == StageFrame(5, {"stage": "s"}, frame, len(frame) - LIMIT - 100)
+    refused = connection.next_event()
+    assert (refused.number, type(refused.error)) == (7, MessageTooLarge)
 
 
 def test_a_run_ends_where_the_numbers_skip():

@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 import trio
@@ -13,7 +14,7 @@ from conftest import BrokerProcess
 
 from client import AsyncBrokerClient, BadRequest, BrokerClient, OffsetOutOfRange, UnknownPartition, UnknownTopic
 from clients.conversation import Conversation
-from clients.fetching import Wanted, fetched
+from clients.fetching import Wanted, fetched, portion_in
 from core.errors import PeerMisbehaved
 from core.frames import Frame, MessageType, encode_frame
 
@@ -55,6 +56,63 @@ def test_a_message_comes_back_with_all_that_was_published(client: BrokerClient, 
     assert message.time == datetime(2023, 11, 14, 22, 13, 20, 123_000, UTC)
     with pytest.raises(RuntimeError, match="only a message of a subscription"):
         message.ack()
+
+
+def test_whoever_reads_on_sees_what_came_after_the_fetch_that_was_sent_ahead(client: BrokerClient, topic: str) -> None:
+    seen: list[bytes] = []
+    offset = 0
+    for number in range(20):  # at the end again and again: an answer that came ahead is empty by then
+        client.publish(topic, b"%d" % number, 0)
+        messages = client.fetch(topic, 0, offset)
+        seen += bodies(messages)
+        offset = messages.next_offset
+    assert seen == [b"%d" % number for number in range(20)]
+
+
+def test_a_fetch_sent_ahead_is_only_used_for_what_was_asked(client: BrokerClient, topic: str) -> None:
+    client.publish_many(topic, [b"%d" % number for number in range(100)], 0)
+    for size in (10, 3, 40):
+        at = 0
+        for _ in range(2):
+            at = client.fetch(topic, 0, at, max_messages=size).next_offset
+        assert bodies(client.fetch(topic, 0, at, max_messages=1)) == [b"%d" % at]
+        assert bodies(client.fetch(topic, 0, 2, max_messages=size))[0] == b"2"
+        assert bodies(client.fetch(topic, 1)) == []
+
+
+def test_a_fetch_sent_ahead_that_is_lost_with_its_broker_is_asked_for_again(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path)
+    try:
+        with BrokerClient(port=broker.port) as client:
+            client.create_topic("t")
+            client.publish_many("t", [b"%d" % number for number in range(100)])
+            at = 0
+            for _ in range(3):
+                at = client.fetch("t", 0, at, max_messages=10).next_offset
+            broker.kill()
+            broker.start()
+            assert bodies(client.fetch("t", 0, at, max_messages=10)) == [b"%d" % n for n in range(30, 40)]
+    finally:
+        broker.kill()
+
+
+def test_threads_that_read_the_same_partition_do_not_get_each_others_messages(client: BrokerClient, topic: str) -> None:
+    client.publish_many(topic, [b"%d" % number for number in range(2000)], 0)
+    found: dict[int, list[bytes]] = {}
+
+    def read(portion: int) -> None:
+        at, seen = 0, []
+        while messages := client.fetch(topic, 0, at, max_messages=portion):
+            seen += bodies(messages)
+            at = messages.next_offset
+        found[portion] = seen
+
+    threads = [threading.Thread(target=read, args=(portion,)) for portion in (7, 50, 51)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(found[portion] == [b"%d" % number for number in range(2000)] for portion in (7, 50, 51))
 
 
 def test_a_partition_is_read_portion_by_portion(client: BrokerClient, topic: str) -> None:
@@ -146,12 +204,12 @@ def test_groups_are_listed_described_reset_and_deleted(client: BrokerClient, top
 def test_bytes_that_are_no_stored_frames_are_noticed() -> None:
     whole = encode_frame(MessageType.DATA, 7, 1, {"topic": "t"}, b"body")
     about = {"status": "success", "offset": "7", "count": "1"}
-    assert fetched(Frame(MessageType.ACK, 1, 0, about, whole), Wanted("t", 0, 7)).next_offset == 8
+    assert fetched(portion_in(Frame(MessageType.ACK, 1, 0, about, whole), Wanted("t", 0, 7))).next_offset == 8
     for broken in (whole[:-1], whole + b"\0", bytes(40)):
         with pytest.raises(PeerMisbehaved):
-            fetched(Frame(MessageType.ACK, 1, 0, about, broken), Wanted("t", 0, 7))
+            fetched(portion_in(Frame(MessageType.ACK, 1, 0, about, broken), Wanted("t", 0, 7)))
     with pytest.raises(PeerMisbehaved, match="count"):
-        fetched(Frame(MessageType.ACK, 1, 0, {"status": "success", "offset": "7"}, whole), Wanted("t", 0, 7))
+        portion_in(Frame(MessageType.ACK, 1, 0, {"status": "success", "offset": "7"}, whole), Wanted("t", 0, 7))
 
 
 def test_a_fetch_says_all_that_it_wants() -> None:

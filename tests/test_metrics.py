@@ -8,6 +8,7 @@ from pathlib import Path
 
 import trio
 from prometheus_client.parser import text_string_to_metric_families
+from transaction_peers import begin, commit
 from trio.testing import wait_all_tasks_blocked
 
 from core.frames import MessageType
@@ -123,6 +124,24 @@ async def test_deliveries_acks_nacks_and_dead_letters_are_counted_by_subscriptio
         assert seen("qb_delivered_messages_total", **about) == 4
         assert seen("qb_subscription_lag_messages", **about) == 0
         assert seen("qb_publish_deliver_seconds_count") >= 1
+
+
+async def test_open_stages_and_committed_transactions_are_counted(a_broker):
+    async with a_broker() as connect:
+        http, peer = await connect.http(), await connect()
+        await http.ok("POST", "/topics", {"name": "t"}, 201)
+        stages = [await begin(peer, transaction) for transaction in ("x", "y")]
+        await stages[0].send("t", 0, b"body")
+        seen = await look(http)
+        assert seen("qb_open_stages") == 2
+        assert seen("qb_staged_bytes") > 200
+        assert seen("qb_transactions_committed_total") == 0
+        await commit(peer, "x", stages[0])
+        await peer.call("abort_transaction", transaction="y")
+        seen = await look(http)
+        assert (seen("qb_open_stages"), seen("qb_staged_bytes")) == (0, 0)
+        assert seen("qb_transactions_committed_total") == 1
+        assert seen("qb_published_messages_total", topic="t") == 1
 
 
 async def test_a_subscription_that_stands_still_is_marked(a_broker):

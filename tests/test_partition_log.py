@@ -98,11 +98,28 @@ async def test_nothing_behind_a_held_end_is_seen_until_it_is_released(
             await log.read(3, max_bytes)
         assert told == []
         log.release()
-        assert (log.end_offset, told) == (7, [7])
+        assert (log.end_offset, told) == (7, [])
+        log.tell_watchers()
+        assert told == [7]
         assert await log.offset_for_time(clock.now) == 2
         assert (await everything(log, max_bytes))[2:] == [b"held %d" % number for number in range(5)]
         await store(log, b"after")
         assert log.end_offset == 8
+
+
+async def test_an_end_can_be_held_where_it_stood_before_the_start(tmp_path: Path) -> None:
+    async with opened(tmp_path) as engine:
+        for number in range(3):
+            await store(engine.log("t", 0), b"%d" % number)
+    async with opened(tmp_path) as engine:
+        log = engine.log("t", 0)
+        log.hold(1)
+        assert (log.end_offset, log.durable_offset, log.next_offset) == (1, 3, 3)
+        assert await everything(log) == [b"0"]
+        await store(log, b"3")
+        assert await everything(log) == [b"0"]
+        log.release()
+        assert await everything(log) == [b"0", b"1", b"2", b"3"]
 
 
 async def test_reading_at_the_end_is_empty_and_elsewhere_out_of_range(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ BEGIN = "<!-- examples: begin -->\n"
 END = "<!-- examples: end -->\n"
 NOON = 1_767_268_800_000  # 2026-01-01 12:00 UTC, in ms
 T = MessageType
+STAGE = "0000000000000007"  # what the broker calls the stage when chance gives it a 7
 
 # What the client sends, how many frames it waits for, and what is shown of it.
 Step = tuple[str, list[bytes], int]
@@ -71,6 +72,45 @@ FAST: list[Step] = [
     (
         "Fetch: stored frames, a seal behind them",
         [encode_frame(T.FETCH, 2**63 + 3, NOON, {"topic": "orders", "partition": "1", "offset": "2"})],
+        1,
+    ),
+    (
+        "Begin a transaction",
+        [
+            encode_frame(
+                T.REQUEST,
+                2**63 + 7,
+                NOON,
+                {"method": "begin_transaction"},
+                b'{"transaction":"night-run","number":12}',
+            )
+        ],
+        1,
+    ),
+    (
+        "Stage a message: durable, and nobody sees it",
+        [
+            encode_frame(
+                T.STAGE,
+                2**63 + 8,
+                NOON,
+                {"stage": STAGE, "topic": "orders", "partition": "0", "first": "0"},
+                encode_frame(T.DATA, 0, NOON, {"topic": "orders"}, b"c"),
+            )
+        ],
+        1,
+    ),
+    (
+        "Commit it",
+        [
+            encode_frame(
+                T.REQUEST,
+                2**63 + 9,
+                NOON,
+                {"method": "commit_transaction"},
+                b'{"transaction":"night-run","number":12,"stages":[{"stage":"0000000000000007","messages":1}]}',
+            )
+        ],
         1,
     ),
     (
@@ -140,7 +180,9 @@ def show(arrow: str, data: bytes) -> str:
         size = len(f"{name}={value}".encode()) + 1
         lines.append(f"  {data[at : at + size].hex()}   {name}={value}")
         at += size
-    if kind == MessageType.DELIVER or (kind == MessageType.ACK and "offset" in frame.properties and frame.body):
+    if kind in (MessageType.DELIVER, MessageType.STAGE) or (
+        kind == MessageType.ACK and "offset" in frame.properties and frame.body
+    ):
         lines.append(f"  {data[body_at : body_at + 4].hex()}   the body is these frames:")
         lines += [f"    {line}" for inner in _split(frame.body) for line in show("-", inner).splitlines()]
         return "\n".join(lines)

@@ -14,7 +14,7 @@ import pytest
 PROJECT = Path(__file__).resolve().parent.parent
 README = (PROJECT / "README.md").read_text()
 SERVE, PUBLISH, *_, TEST = re.findall(r"^```sh\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-PYTHON, CONSUMER, *_ = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+PYTHON, CONSUMER, TRANSACTION, *_ = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture
@@ -66,6 +66,18 @@ def test_the_first_screen_works_when_pasted(home: Path, port: int) -> None:
     assert [line.split()[0] for line in pushed] == [str(offset) for offset in range(8)]
     consumer = CONSUMER.replace('["orders"])', f'["orders"], port={port})')
     assert "b'tea'" in run([".venv/bin/python", "-c", consumer], home)
+
+
+@pytest.mark.process
+def test_the_transaction_works_when_pasted(home: Path, port: int) -> None:
+    qb = [".venv/bin/qb", "--port", str(port)]
+    for topic in ("invoices", "audit"):
+        run([*qb, "create-topic", topic], home)
+    for _ in range(2):  # the second time adds nothing
+        python = TRANSACTION.replace("BrokerClient()", f"BrokerClient(port={port})")
+        run([".venv/bin/python", "-c", python], home)
+    assert run([*qb, "fetch", "audit", "--offset", "0"], home) == "a\nb\n"
+    assert "1 committed transaction " in run([*qb, "list-transactions"], home)
 
 
 @pytest.mark.process

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage import remembered
-from storage.engine import Range
-from storage.remembered import MAX_PRODUCERS, MAX_RANGES, WINDOW, Remembered
+from storage.engine import TRANSACTIONS, Range
+from storage.remembered import MAX_PRODUCERS, MAX_RANGES, TRANSACTION_RANGES, WINDOW, Remembered
 
 
 def test_ranges_that_go_on_in_numbers_and_offsets_are_one() -> None:
@@ -31,6 +31,16 @@ def test_the_least_recently_active_producers_are_forgotten() -> None:
     assert len(producers) == MAX_PRODUCERS
     assert {1, 99_999} <= producers
     assert 2 not in producers
+
+
+def test_transactions_are_never_forgotten_and_take_little_room() -> None:
+    known = Remembered([Range(TRANSACTIONS, 7, 0, 3)])
+    known.add(Range(producer, 1, producer, 1) for producer in range(1, MAX_PRODUCERS + 100))
+    assert Range(TRANSACTIONS, 7, 0, 3) in list(known)
+    known.add(Range(TRANSACTIONS, number, 2 * number, 1) for number in range(100, 1000))
+    kept = [one for one in known if one.producer_id == TRANSACTIONS]
+    assert kept[-1] == Range(TRANSACTIONS, 999, 1998, 1)
+    assert len(kept) == TRANSACTION_RANGES
 
 
 def test_many_producers_with_scattered_numbers_share_what_may_be_remembered() -> None:

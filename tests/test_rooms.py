@@ -23,7 +23,7 @@ WALLS = {
     "clients": {"storage", "server", "gateways", "cli", "benchmarks", "tests", "pyspark"},
     "cli": {"server", "gateways", "benchmarks", "tests", "pyspark"},
     "gateways": {"pyspark_qb", "pyspark", "clients", "cli", "server", "client", "benchmarks", "tests"},
-    "pyspark_qb": {"storage", "server", "gateways", "cli", "benchmarks", "tests"},
+    "pyspark_qb": {"server", "gateways", "cli", "benchmarks", "tests"},
     "server": {"pyspark_qb", "pyspark", "clients", "cli", "client", "benchmarks", "tests"},
     "client": {"storage", "server", "gateways", "pyspark_qb", "pyspark", "benchmarks", "tests"},
     "benchmarks": {"storage", "server", "cli", "gateways", "tests"},
@@ -112,6 +112,11 @@ def test_storage_knows_nothing_of_connections() -> None:
     for name in [each for each in MODULES if each.startswith("storage")]:
         of_core = {each for each in imports(MODULES[name].read_text(), set(MODULES)) if each.startswith("core")}
         assert of_core <= allowed, name
+
+
+def test_of_spark_only_the_direct_readers_know_files() -> None:
+    for name in [each for each in MODULES if each.startswith("pyspark_qb") and "direct" not in each]:
+        assert not [each for each in imports(MODULES[name].read_text(), set(MODULES)) if each.startswith("storage")]
 
 
 def test_importing_the_client_stays_light() -> None:

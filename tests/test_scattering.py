@@ -166,17 +166,17 @@ def test_pieces_cover_every_body_once_in_the_order_of_each_partition(
     scatter = Scatter("t", count, Routes(), None, 0)
     keys = [None if number % 3 else f"k{number % 5}" for number in range(sum(blocks))]
     left = iter(scatter.with_keys(numbered(sum(blocks)), keys) if keyed else numbered(sum(blocks)))
-    pieces: list[tuple[bytes, list[int], list[bytes]]] = []
+    pieces: list[tuple[int, bytes, list[int], list[bytes]]] = []
     for size in blocks:
         firsts = []
-        for indexes, form, bodies in scatter.pieces([bytes(next(left)) for _ in range(size)]):
+        for partition, indexes, form, bodies in scatter.pieces([bytes(next(left)) for _ in range(size)]):
             firsts.append(indexes[0])
-            pieces.append((form.frames(1, bodies), list(indexes), list(bodies)))
+            pieces.append((partition, form.frames(1, bodies), list(indexes), list(bodies)))
         assert firsts == sorted(firsts)
-    for frames, indexes, bodies in pieces:
+    for partition, frames, indexes, bodies in pieces:
         assert bodies == [b"%d" % index for index in indexes]
-        assert len(set(re.findall(rb"partition=(\d+)", frames))) == 1
-    assert sorted(index for _, indexes, _ in pieces for index in indexes) == list(range(sum(blocks)))
+        assert set(re.findall(rb"partition=(\d+)", frames)) == {b"%d" % partition}
+    assert sorted(index for _, _, indexes, _ in pieces for index in indexes) == list(range(sum(blocks)))
 
 
 def test_scattered_offsets_are_a_sequence_without_what_was_not_stored() -> None:

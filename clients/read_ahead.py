@@ -1,0 +1,68 @@
+"""clients.read_ahead: fetches sent before they are asked for, while somebody reads a partition from end to end.
+
+May import: clients.errors, clients.fetching, clients.link, core.frames, the standard library.
+Never: trio.
+
+Stored messages do not change, so what was fetched a moment ago is what a fetch would bring now, as long as there is any
+of it. An answer without messages, or a refusal, is thrown away and asked for again. Any thread may call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from clients.errors import QBError
+from clients.fetching import Wanted, count_in
+from clients.link import Call, Link
+from core.frames import Frame
+
+MOST = 16  # partitions that are read at the same time
+
+
+class Ahead(NamedTuple):
+    """A fetch that is on its way for the next call."""
+
+    wanted: Wanted
+    call: Call
+
+
+class ReadAhead:
+    """Knows who reads on where the last fetch ended, and asks for what comes next."""
+
+    def __init__(self, link: Link, begin: Callable[[Wanted, float], Call]) -> None:
+        self._link, self._begin = link, begin
+        self._expected: dict[tuple[str, int], int] = {}  # where the last fetch ended
+        self._ahead: dict[tuple[str, int], Ahead] = {}
+
+    def take(self, wanted: Wanted, deadline: float) -> Frame | None:
+        """Return the answer that was asked for ahead, if it is the one that is wanted."""
+        ahead = self._ahead.pop((wanted.topic, wanted.partition), None)
+        if ahead is None:
+            return None
+        if ahead.wanted != _at_once(wanted) or wanted.min_bytes > 1:
+            self._link.forget(ahead.call)
+            return None
+        try:
+            answer = self._link.answer(ahead.call, deadline)
+        except QBError:
+            return None
+        return answer if count_in(answer) else None
+
+    def go_on(self, wanted: Wanted, next_offset: int, deadline: float) -> None:
+        """A fetch has ended at `next_offset`: if it began where another one had, ask for the one that will follow."""
+        where = wanted.topic, wanted.partition
+        goes_on = self._expected.pop(where, None) == wanted.offset
+        self._expected[where] = next_offset
+        if len(self._expected) > MOST:
+            self._expected.pop(next(iter(self._expected)), None)
+        if goes_on and next_offset > wanted.offset and len(self._ahead) < MOST:
+            following = _at_once(wanted)._replace(offset=next_offset)
+            try:
+                self._ahead[where] = Ahead(following, self._begin(following, deadline))
+            except QBError:
+                pass  # whoever asks next will hear of it
+
+
+def _at_once(wanted: Wanted) -> Wanted:
+    return wanted._replace(max_wait=0.0, min_bytes=1)
