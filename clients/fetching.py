@@ -7,11 +7,12 @@ Never: sockets, threads, trio.
 from __future__ import annotations
 
 import sys
+from array import array
 from datetime import datetime
 from typing import NamedTuple
 
 from clients.conversation import check_success
-from clients.message import Message, Source
+from clients.message import IndexedSource, Message, Source
 from core.errors import PeerMisbehaved
 from core.frames import Frame
 
@@ -30,8 +31,8 @@ class Wanted(NamedTuple):
     min_bytes: int = 1
 
     def properties(self) -> dict[str, str]:
-        """Return the properties of the FETCH frame."""
-        return {name: str(value) for name, value in self._asdict().items()}
+        """Return the properties of the FETCH frame, which asks for an index too."""
+        return {name: str(value) for name, value in self._asdict().items()} | {"index": "1"}
 
 
 class Fetched(list[Message]):
@@ -68,8 +69,12 @@ class Portion(NamedTuple):
 
 def portion_in(answer: Frame, wanted: Wanted) -> Portion:
     """Return what a FETCH was answered with. Raises RequestRefused, or PeerMisbehaved."""
-    offset, count = _offset_and_count(answer)
-    return Portion(Source(answer.body, wanted.topic, wanted.partition), offset, count)
+    raw = raw_fetched(answer)
+    starts = array("I", bytes(raw.starts))
+    if sys.byteorder == "little":
+        starts.byteswap()
+    source = IndexedSource(bytes(raw.frames), wanted.topic, wanted.partition, starts, raw.offset)
+    return Portion(source, raw.offset, raw.count)
 
 
 def _offset_and_count(answer: Frame) -> tuple[int, int]:

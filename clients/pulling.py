@@ -67,11 +67,8 @@ class Pulling:
         Several may be on their way: the broker reads the next ones while these are handled. Both calls raise as
         fetch(), and ConnectionLost.
         """
-        properties = wanted.properties() | {"index": "1"}
         patience = wanted.max_wait + self._request_timeout
-        call = self._link.begin(
-            lambda: self._conversation.compose(MessageType.FETCH, properties), monotonic() + patience
-        )
+        call = self._ask_for(wanted, monotonic() + patience)
         return lambda: raw_fetched(self._link.answer(call, monotonic() + patience))
 
     def offsets(self, topic: str, partition: int = 0) -> Extent:

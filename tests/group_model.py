@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import count
+import struct
+from itertools import accumulate, count
 from operator import length_hint
 from typing import Any
 
@@ -75,7 +76,9 @@ class Broker:
             about = {"status": "error", "code": "OFFSET_OUT_OF_RANGE", "first": str(first), "end": str(end)}
             return Frame(MessageType.ACK, frame.sequence_number, 0, about, b"")
         offsets = range(wanted.offset, max(min(wanted.offset + 3, end), wanted.offset))
-        body = b"".join(encode_frame(MessageType.DATA, offset, 1, {"topic": "t"}, b"%d" % offset) for offset in offsets)
+        frames = [encode_frame(MessageType.DATA, offset, 1, {"topic": "t"}, b"%d" % offset) for offset in offsets]
+        starts = list(accumulate(map(len, frames), initial=0))[:-1]
+        body = struct.pack(f">{len(starts)}I", *starts) + b"".join(frames)
         about = {"status": "success", "offset": str(wanted.offset), "count": str(len(offsets))}
         return Frame(MessageType.ACK, frame.sequence_number, 0, about, body)
 

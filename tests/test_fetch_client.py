@@ -204,8 +204,10 @@ def test_groups_are_listed_described_reset_and_deleted(client: BrokerClient, top
 def test_bytes_that_are_no_stored_frames_are_noticed() -> None:
     whole = encode_frame(MessageType.DATA, 7, 1, {"topic": "t"}, b"body")
     about = {"status": "success", "offset": "7", "count": "1"}
-    assert fetched(portion_in(Frame(MessageType.ACK, 1, 0, about, whole), Wanted("t", 0, 7))).next_offset == 8
-    for broken in (whole[:-1], whole + b"\0", bytes(40)):
+    index = bytes(4)
+    found = fetched(portion_in(Frame(MessageType.ACK, 1, 0, about, index + whole), Wanted("t", 0, 7)))
+    assert (found.next_offset, [(message.offset, message.body) for message in found]) == (8, [(7, b"body")])
+    for broken in (index + whole[:-1], b"\0\0\0\1" + whole, index + bytes(40), index, b"\xff" * 4 + whole, b"\0"):
         with pytest.raises(PeerMisbehaved):
             fetched(portion_in(Frame(MessageType.ACK, 1, 0, about, broken), Wanted("t", 0, 7)))
     with pytest.raises(PeerMisbehaved, match="count"):

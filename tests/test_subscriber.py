@@ -154,7 +154,7 @@ def test_a_delay_that_the_broker_would_refuse_is_refused_here(seconds: float) ->
 
 
 def test_fresh_messages_are_taken_in_portions_and_acked_in_runs() -> None:
-    stay = Stay()
+    stay = Stay(window=2 * FLUSH)
     stay.deliver(range(FLUSH + 44))
     first = stay.take()
     assert offsets(first) == list(range(FLUSH))
