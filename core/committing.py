@@ -232,7 +232,9 @@ class Committing:
             except DiskFull as error:
                 logger.warning("transaction %s waits for room on the disk: %s", copying.decision.name, error)
             except BrokerError as error:
-                raise self._give_up(copying, error) from error
+                stuck = self._give_up(copying, error)
+                logger.error("%s", stuck)
+                raise stuck from error
             await trio.sleep(delay)
             delay = min(2 * delay, LONGEST_DELAY)
 
@@ -241,7 +243,6 @@ class Committing:
             f"transaction {copying.decision.name} is committed, but its messages cannot be copied before the broker's "
             f"next start, and its partitions show nothing new until then: {error}"
         )
-        logger.error("%s", stuck)
         self._stuck[copying.decision.transaction] = stuck
         return stuck
 

@@ -72,7 +72,7 @@ class OpenStages:
             raise OutOfSequence(f"stage {stage_id!r} was given {stage.taken} messages so far, not {first}")
         else:
             stage.append(frame, where, count, done)
-        self.open([stage_id])
+        self._used[stage_id] = trio.current_time()
         return stage
 
     async def delete(self, stage_ids: Iterable[str]) -> None:

@@ -88,7 +88,8 @@ class Transactions:
         """End these stages, or all of the transaction; what is committed stays so. Raises BadName, BadRequest."""
         committed = self._committing.is_decided(transaction, number)
         ours = [stage for stage in self._opened if (stage.transaction, stage.number) == (transaction, number)]
-        chosen = [stage.stage_id for stage in ours if stages is None or stage.stage_id in stages]
+        named = None if stages is None else set(stages)
+        chosen = [stage.stage_id for stage in ours if named is None or stage.stage_id in named]
         await self._opened.delete(chosen)
         return {"aborted": len(chosen), "committed": committed}
 

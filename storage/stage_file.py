@@ -10,6 +10,7 @@ a commit names the number of messages, so a stage that has lost some is never ta
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -95,7 +96,7 @@ def _next_record(view: memoryview, position: int, first: int | None) -> Record |
     if len(view) < total + SEAL_HEAD.size:
         return None
     _, kind, before, append_ms, _, _, _, count, _ = SEAL_HEAD.unpack_from(view, total)
-    if kind != SEAL or before != (before if first is None else first):
+    if kind != SEAL or first not in (None, before):
         raise BadBatch(position, first or 0, "the STAGE frame that begins here has no seal of its own")
     end = total + SEAL_HEAD.size
     if view[total:end] != seal((view[:total],), before, count, append_ms):
@@ -124,7 +125,7 @@ class StageFile:
         return len(record)
 
     def find(self) -> Found | None:
-        """Return what it holds; None if it does not even say whose it is. Raises OSError."""
+        """Return what it holds; None if it was never finished, so that nobody knows its name. Raises OSError."""
         with self._files.use(self.path) as fd:
             end, note, size = os.fstat(fd).st_size, None, 0
             head: Mapping[str, str] | None = None
@@ -140,8 +141,10 @@ class StageFile:
             except BadBatch as bad:
                 if find_seal(reader(fd)(size, min(end - size, LOOKED_BEHIND)), bad.offset) is not None:
                     note = f"{self.path} is used up to byte {size} only; behind it: {bad.what}"
+                if note and head is None:
+                    raise OSError(errno.EIO, f"it does not say whose it is: {bad.what}") from bad
         self._files.forget(self.path)  # there may be many, and few are asked for again
-        if head is None or "transaction" not in head:
+        if head is None:
             return None
         number = int(head["number"]) if "number" in head else None
         return Found(head["transaction"], number, counts, size, note)
@@ -170,8 +173,11 @@ class StageFile:
         self._files.forget(self.path)
         Path(self.path).unlink(missing_ok=True)
 
-    def write(self, data: bytes, size: int, *, sync: bool) -> None:
-        """Write records behind the first `size` bytes and forget whatever stood there. Raises OSError."""
+    def write(self, data: bytes, size: int) -> None:
+        """Write records behind the first `size` bytes, durably, and forget whatever stood there. Raises OSError.
+
+        It syncs whatever the settings say: a decision is durable, so what it decides about must be.
+        """
         with self._files.use(self.path) as fd:
             if os.fstat(fd).st_size != size:
                 os.ftruncate(fd, size)  # what a start found behind the last seal
@@ -180,8 +186,7 @@ class StageFile:
             except OSError as error:
                 _cut(fd, size, error)
                 raise
-            if sync:
-                datasync(fd)
+            datasync(fd)
 
 
 class Writing(NamedTuple):
@@ -192,7 +197,6 @@ class Writing(NamedTuple):
     first: int  # how many messages the stage holds
     size: int  # and in how many bytes
     append_ms: int
-    sync: bool
 
     def carry_out(self) -> int | Failed:
         """Write and sync; returns the new size. Blocks; never raises OSError."""
@@ -203,7 +207,7 @@ class Writing(NamedTuple):
             first += count
         data = b"".join(parts)
         try:
-            self.file.write(data, self.size, sync=self.sync)
+            self.file.write(data, self.size)
         except SyncFailed as failure:
             text = f"the stage is ended, since it could not be made durable: {failure.strerror}"
             return Failed(LogPoisoned(text), poisoned=True)

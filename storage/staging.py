@@ -111,8 +111,7 @@ class LocalStage:
             size += self._writing[-1].size
         self._waiting_bytes -= size
         pieces = [waiting.piece for waiting in self._writing if waiting.piece]
-        clock, sync = self._shared.clock, self._shared.settings.fsync_on_write
-        writing = Writing(self.file, pieces, self._messages, self._size, clock(), sync)
+        writing = Writing(self.file, pieces, self._messages, self._size, self._shared.clock())
         self._shared.writers.submit(writing.carry_out, partial(self._written, writing))
 
     def _written(self, writing: Writing, result: int | Failed | BaseException) -> None:
@@ -199,17 +198,20 @@ class LocalStages:
     def recover(self) -> list[str]:
         """Find every stage; returns notes for the operator. Blocks. Raises OSError."""
         make_directory(self._directory)
-        notes: list[str] = []
-        for path in sorted(self._directory.glob("*.log")):
-            file = StageFile(self._shared.files, path)
+        notes = [self._recover(path) for path in sorted(self._directory.glob("*.log"))]
+        return [note for note in notes if note]
+
+    def _recover(self, path: Path) -> str | None:
+        file = StageFile(self._shared.files, path)
+        try:
             found = file.find()
             if found is None:
-                notes.append(f"dropped stage {path.stem}: it does not say whose it was")
                 file.delete()
-                continue
-            self.known[path.stem] = LocalStage(path.stem, self._shared, file, found)
-            notes += [found.note] if found.note else []
-        return notes
+                return f"dropped stage {path.stem}: its beginning was never finished"
+        except OSError as error:
+            return f"stage {path.stem} is left alone, since it cannot be read: {error}"
+        self.known[path.stem] = LocalStage(path.stem, self._shared, file, found)
+        return found.note
 
     def create(self, transaction: str, number: int | None) -> LocalStage:
         """Make a stage durably; it is not yet among the known ones. Blocks. Raises OSError."""

@@ -72,7 +72,7 @@ async def test_past_the_end_is_empty_and_before_the_first_is_an_error_that_names
         for _ in range(10):
             await peer.publish("a", b"x" * 2_000)
         with trio.fail_after(20):
-            while not (first := (await peer.call("offsets", topic="a"))["first"]):
+            while (first := (await peer.call("offsets", topic="a"))["first"]) < 8:  # the newest segment begins there
                 pass  # each look is a round trip; retention looks every 10 ms
         refusal = await fetch(peer, 0)
         assert refusal.properties["code"] == "OFFSET_OUT_OF_RANGE"

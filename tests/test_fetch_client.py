@@ -14,9 +14,9 @@ from conftest import BrokerProcess
 
 from client import AsyncBrokerClient, BadRequest, BrokerClient, OffsetOutOfRange, UnknownPartition, UnknownTopic
 from clients.conversation import Conversation
-from clients.fetching import Wanted, fetched, portion_in
+from clients.fetching import Wanted, fetched, portion_in, raw_fetched
 from core.errors import PeerMisbehaved
-from core.frames import Frame, MessageType, encode_frame
+from core.frames import Frame, MessageType, decode_frame, encode_frame
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -56,6 +56,42 @@ def test_a_message_comes_back_with_all_that_was_published(client: BrokerClient, 
     assert message.time == datetime(2023, 11, 14, 22, 13, 20, 123_000, UTC)
     with pytest.raises(RuntimeError, match="only a message of a subscription"):
         message.ack()
+
+
+def test_several_fetches_on_their_way_bring_stored_frames_and_where_they_start(
+    client: BrokerClient, topic: str
+) -> None:
+    client.publish_many(topic, [b"%d" % number for number in range(30)], 0)
+    answers = [client.begin_fetch(Wanted(topic, 0, offset, max_messages=7)) for offset in (0, 7, 14, 30)]
+    found = []
+    for answer in answers:
+        got = answer()
+        starts = [int.from_bytes(got.starts[at : at + 4], "big") for at in range(0, len(got.starts), 4)]
+        frames = [decode_frame(got.frames, start) for start in starts]
+        assert [frame.sequence_number for frame in frames] == [*range(got.offset, got.next_offset)]
+        found += [frame.body for frame in frames]
+    assert found == [b"%d" % number for number in range(21)]
+    lost = client.begin_fetch(Wanted(topic, 5, 0))
+    with pytest.raises(UnknownPartition):
+        lost()
+
+
+def test_an_answer_that_is_shorter_than_its_index_is_refused() -> None:
+    about = {"status": "success", "offset": "0", "count": "3"}
+    with pytest.raises(PeerMisbehaved, match="shorter than its index"):
+        raw_fetched(Frame(MessageType.ACK, 1, 0, about, bytes(11)))
+
+
+async def test_several_topics_are_described_at_once(client: BrokerClient, shared: BrokerProcess, topic: str) -> None:
+    client.create_topic(f"{topic}-2")
+    client.publish(topic, b"x", 1)
+    described = client.describe_topics([f"{topic}-2", topic])
+    assert described == [client.describe_topic(f"{topic}-2"), client.describe_topic(topic)]
+    assert [log["next_offset"] for log in described[1]["logs"]] == [0, 1]
+    async with AsyncBrokerClient(port=shared.port) as other:
+        assert await other.describe_topics([topic]) == described[1:]
+    with pytest.raises(UnknownTopic, match="nowhere"):
+        client.describe_topics([topic, "nowhere"])
 
 
 def test_whoever_reads_on_sees_what_came_after_the_fetch_that_was_sent_ahead(client: BrokerClient, topic: str) -> None:

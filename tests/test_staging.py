@@ -152,7 +152,7 @@ async def test_a_flipped_byte_anywhere_is_never_read_as_a_message(tmp_path: Path
     assert [finding.file for finding in verify(tmp_path / "data").findings] == [str(path)]
 
 
-async def test_a_stage_that_does_not_say_whose_it_is_was_never_answered_and_goes(tmp_path: Path) -> None:
+async def test_a_stage_whose_beginning_was_torn_was_never_answered_and_goes(tmp_path: Path) -> None:
     async with opened(tmp_path) as engine:
         stage = await engine.begin_stage("x", None)
         path, whole = file_of(tmp_path, stage), file_of(tmp_path, stage).read_bytes()
@@ -161,7 +161,47 @@ async def test_a_stage_that_does_not_say_whose_it_is_was_never_answered_and_goes
         async with running(open_engine(tmp_path)) as engine:
             assert engine.stages() == {}
             assert not path.exists()
-            assert engine.recovery.notes == (f"dropped stage {stage.stage_id}: it does not say whose it was",)
+            assert engine.recovery.notes == (f"dropped stage {stage.stage_id}: its beginning was never finished",)
+
+
+async def test_a_stage_whose_beginning_is_damaged_is_left_alone(tmp_path: Path) -> None:
+    async with opened(tmp_path) as engine:
+        stage = await engine.begin_stage("x", None)
+        await put(stage, T0, b"a")
+        await put(stage, T0, b"b")
+    path = file_of(tmp_path, stage)
+    damaged = bytearray(path.read_bytes())
+    damaged[40] ^= 1
+    path.write_bytes(damaged)
+    async with running(open_engine(tmp_path)) as engine:
+        assert engine.stages() == {}
+        (note,) = engine.recovery.notes
+        assert f"stage {stage.stage_id} is left alone" in note
+    assert path.read_bytes() == damaged
+
+
+async def test_a_stage_that_cannot_be_read_stops_nobody_from_starting(tmp_path: Path) -> None:
+    unreadable = tmp_path / "data" / "staged" / "bad.log"
+    unreadable.mkdir(parents=True)
+    async with opened(tmp_path) as engine:
+        assert engine.stages() == {}
+        (note,) = engine.recovery.notes
+        assert note.startswith("stage bad is left alone")
+    assert unreadable.exists()
+
+
+async def test_a_stage_is_synced_even_where_publishes_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(tmp_path, fsync_on_write=False) as engine:
+        stage = await engine.begin_stage("x", None)
+        synced, real = [], os.fdatasync
+
+        def sync(fd: int) -> None:
+            synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+            real(fd)
+
+        monkeypatch.setattr(os, "fdatasync", sync)
+        await put(stage, T0, b"a")
+        assert synced == [str(file_of(tmp_path, stage))]
 
 
 async def test_what_arrives_while_a_frame_is_synced_is_written_and_answered_together(

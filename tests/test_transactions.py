@@ -751,6 +751,29 @@ async def test_a_topic_deleted_while_its_messages_are_copied_takes_them_along(a_
         assert await all_bodies(peer, "t", 4) == FOUR
 
 
+async def test_a_decided_transaction_whose_stage_is_gone_is_never_shown_in_part(a_broker, monkeypatch, tmp_path):
+    async with a_broker() as connect:
+        peer = await connect()
+        await make_topic(peer)
+        stage = await stage_four(peer)
+        with monkeypatch.context() as patch:
+            disk = Disk(patch, "/t/2/")
+            disk.error = errno.EIO
+            disk.go.set()
+            assert await commit(peer, "x", stage) == "TRANSACTION_UNFINISHED"
+    path = tmp_path / "data" / "staged" / f"{stage.stage_id}.log"
+    taken_away = path.rename(tmp_path / "taken away")
+    async with a_broker() as connect:
+        peer = await connect()
+        assert await all_bodies(peer, "t", 4) == [[], [], [], []]
+        assert await commit(peer, "x", stage) == "TRANSACTION_UNFINISHED"
+        (note,) = connect.broker.transactions.notes
+        assert stage.stage_id in note
+    taken_away.rename(path)
+    async with a_broker() as connect:
+        assert await all_bodies(await connect(), "t", 4) == FOUR
+
+
 async def test_a_stage_that_has_lost_messages_never_becomes_a_part_of_a_transaction(a_broker, tmp_path):
     async with a_broker() as connect:
         stage = await stage_four_in(connect)
