@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 
 from core.errors import REPLIES, BrokerError, OffsetOutOfRange
-from core.frames import Frame, MessageType, encode_frame
+from core.frames import Frame, MessageType, encode_frame, encode_head
 
 
 def now_ms() -> int:
@@ -22,6 +22,12 @@ def success(request: Frame, properties: Mapping[str, str] | None = None, body: b
     """Return the answer to a request that was carried out."""
     properties = {"status": "success", **(properties or {})}
     return encode_frame(MessageType.ACK, request.sequence_number, now_ms(), properties, body)
+
+
+def success_head(request: Frame, properties: Mapping[str, str], body_length: int) -> bytes:
+    """Return the same up to its body, which the caller sends along."""
+    properties = {"status": "success", **properties}
+    return encode_head(MessageType.ACK, request.sequence_number, now_ms(), properties, body_length)
 
 
 def refusal(number: int, error: BrokerError, count: int | None = None) -> bytes:

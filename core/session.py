@@ -31,7 +31,7 @@ from core.methods import (
 )
 from core.publishing import Publishing
 from core.reading import Limits, index_of
-from core.replies import now_ms, refusal, success
+from core.replies import now_ms, refusal, success, success_head
 from core.signals import Signal
 from core.staging import Staging
 from core.subscribing import Subscribing
@@ -258,7 +258,9 @@ class Session:
         limits = Limits(wanted.max_messages, wanted.max_bytes, wanted.max_wait, wanted.min_bytes)
         chunk = await self._broker.fetch(wanted.topic, wanted.partition, wanted.offset, limits, self._turn_to_read)
         state = {"offset": str(chunk.first_offset), "count": str(len(chunk.positions))}
-        return success(frame, state, index_of(chunk) + chunk.frames if wanted.index else chunk.frames)
+        index, frames = index_of(chunk) if wanted.index else b"", chunk.view
+        self._transport.send(success_head(frame, state, len(index) + len(frames)), index, frames)
+        return b""
 
     @asynccontextmanager
     async def _turn_to_read(self) -> AsyncIterator[None]:

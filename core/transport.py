@@ -39,7 +39,7 @@ class Transport:
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
-        self._queue: deque[bytes | memoryview] = deque()
+        self._queue: deque[memoryview] = deque()
         self._changed = Signal()  # something was queued, or the queue has emptied
         self.queued = 0  # bytes that wait for the peer to read
         self.progress_at = trio.current_time()  # when the peer last took queued bytes
@@ -67,19 +67,19 @@ class Transport:
             except OSError:
                 return buffer[:0]
 
-    def send(self, data: bytes, more: bytes = b"") -> None:
+    def send(self, *parts: bytes | memoryview) -> None:
         """Send what the kernel takes now and queue the rest. To a peer that has gone, nothing is sent."""
         if self.gone:
             return
         taken = 0
         if not self.queued:
-            taken = self._send_now((data, more) if more else (data,))
-            if taken == len(data) + len(more) or self.gone:
+            taken = self._send_now(parts)
+            if taken == sum(map(len, parts)) or self.gone:
                 return
             self.progress_at = trio.current_time()
-        for part in (data, more):
+        for part in parts:
             if taken < len(part):
-                self._queue.append(memoryview(part)[taken:])
+                self._queue.append(memoryview(bytes(part[taken:])))  # of a copy: a chunk would keep its whole batch
                 self.queued += len(part) - taken
             taken = max(0, taken - len(part))
         self._changed.set()

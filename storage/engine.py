@@ -74,6 +74,11 @@ class Chunk(NamedTuple):
         return self._replace(positions=self.positions[:count], end=self.positions[count])
 
     @property
+    def view(self) -> memoryview:
+        """The frames and nothing else, not copied."""
+        return memoryview(self.data)[self.positions[0] : self.end] if self.positions else memoryview(b"")
+
+    @property
     def frames(self) -> bytes:
         """The frames and nothing else."""
         return self.data[self.positions[0] : self.end] if self.positions else b""
