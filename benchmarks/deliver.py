@@ -5,8 +5,8 @@ Never: the broker's own rooms.
 
 A backlog of 100-byte messages to a counting handler in the blocking client, one message at a time and in batches,
 against Redis XREADGROUP + XACK (count 500) through redis-py; then to raw readers, one and four, to see the broker's
-own limit. The processor time of both sides is printed. The windows are wide (max_in_flight 10,000), as for any backlog of
-small messages; the first case is repeated with the default of 1,000 for comparison.
+own limit. The processor time of both sides is printed. The windows are wide (max_in_flight 10,000), as for any backlog
+of small messages; the first case is repeated with the default of 1,000 for comparison.
 """
 
 from __future__ import annotations

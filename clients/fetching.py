@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from clients.conversation import check_success
-from clients.message import IndexedSource, Message, Source
+from clients.message import IndexedSource, Message
 from core.errors import PeerMisbehaved
 from core.frames import Frame
 
@@ -35,12 +36,36 @@ class Wanted(NamedTuple):
         return {name: str(value) for name, value in self._asdict().items()} | {"index": "1"}
 
 
-class Fetched(list[Message]):
-    """Messages with consecutive offsets; `next_offset` is where to fetch what follows them."""
+class Fetched(Sequence[Message]):
+    """Messages with consecutive offsets, made as they are asked for; `next_offset` is where to fetch what follows them.
 
-    def __init__(self, messages: list[Message], next_offset: int) -> None:
-        super().__init__(messages)
+    Whoever goes through them one by one never has more than one in memory.
+    """
+
+    def __init__(self, source: IndexedSource, next_offset: int) -> None:
+        self._source = source
         self.next_offset = next_offset
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self._source)
+
+    @overload
+    def __getitem__(self, place: int) -> Message: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Message]: ...
+    def __getitem__(self, place: int | slice) -> Message | list[Message]:
+        return list(self)[place] if isinstance(place, slice) else self._source.message(range(len(self))[place])
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} messages, the next one is {self.next_offset}>"
 
 
 class Extent(NamedTuple):
@@ -58,7 +83,7 @@ def milliseconds(time: datetime | int) -> int:
 class Portion(NamedTuple):
     """The answer to a FETCH, its messages not read yet."""
 
-    source: Source
+    source: IndexedSource
     offset: int  # of the first
     count: int  # type: ignore[assignment]  # nobody counts occurrences in a portion
 
@@ -74,6 +99,7 @@ def portion_in(answer: Frame, wanted: Wanted) -> Portion:
     if sys.byteorder == "little":
         starts.byteswap()
     source = IndexedSource(bytes(raw.frames), wanted.topic, wanted.partition, starts, raw.offset)
+    source.check()
     return Portion(source, raw.offset, raw.count)
 
 
@@ -114,5 +140,5 @@ def raw_fetched(answer: Frame) -> RawFetched:
 
 
 def fetched(portion: Portion) -> Fetched:
-    """Return the messages that a FETCH was answered with. Raises PeerMisbehaved."""
-    return Fetched(portion.source.read(sys.maxsize), portion.next_offset)
+    """Return the messages that a FETCH was answered with."""
+    return Fetched(portion.source, portion.next_offset)

@@ -33,7 +33,7 @@ from core.errors import PeerMisbehaved
 from core.frames import Frame
 
 RECEIVE_SIZE = 64 * 1024  # answers are small; a larger buffer costs a fresh mapping at each read
-ASIDE = 0.01  # seconds that the link's thread leaves the socket to callers after one of them has read it
+ASIDE = 0.05  # seconds that the link's thread leaves the socket to callers after one of them has read it
 TURN_TIMEOUT = 1.0  # how long the reader waits for a caller that writes before it goes on reading
 
 T = TypeVar("T")
@@ -348,6 +348,7 @@ class Link:
                     self._state.notify_all()  # there may be room now
             case Answered(number, frame):
                 if call := self._calls.pop(number, None):
+                    self._led = True  # whoever waited for it may ask again, and will read the answer without us
                     call.finish(frame)
                 else:
                     self._push(frame)

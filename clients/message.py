@@ -7,7 +7,7 @@ Never: sockets, threads, trio.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from itertools import count, repeat
@@ -204,24 +204,45 @@ class IndexedSource(Source):
         super().__init__(data, topic, partition)
         self._starts, self._next_offset = starts, first_offset
 
+    def __len__(self) -> int:
+        """How many messages have not been read."""
+        return len(self._starts)
+
+    def __iter__(self) -> Iterator[Message]:
+        """Yield those that have not been read, without reading them."""
+        return self._messages(self._starts)
+
     @property
     def exhausted(self) -> bool:
         return not self._starts
 
+    def check(self) -> None:
+        """Raises PeerMisbehaved if the index, which ascends, does not fit the frames."""
+        data, starts = self._data, self._starts
+        if starts:
+            fits = starts[-1] <= len(data) - OVERHEAD
+            total, properties_length = _LENGTHS.unpack_from(data, starts[-1]) if fits else (0, 0)
+            if not OVERHEAD + properties_length <= total <= len(data) - starts[-1]:
+                raise PeerMisbehaved(f"an index of {len(starts)} messages does not fit {len(data)} bytes")
+
     def read(self, most: int) -> list[Message]:
-        data, starts, offset = self._data, self._starts[:most], self._next_offset
-        try:
-            lengths = list(map(_LENGTHS.unpack_from, repeat(data), starts))
-        except struct.error:
-            raise PeerMisbehaved(f"an index of {len(starts)} messages does not fit {len(data)} bytes") from None
-        bodies = [
+        found = list(self._messages(self._starts[:most]))
+        self._starts, self._next_offset = self._starts[most:], self._next_offset + len(found)
+        return found
+
+    def message(self, number: int) -> Message:
+        """Return one of those that have not been read."""
+        (found,) = self._messages(self._starts[number : number + 1], number)
+        return found
+
+    def _messages(self, starts: Sequence[int], skipped: int = 0) -> Iterator[Message]:
+        data = self._data
+        lengths = map(_LENGTHS.unpack_from, repeat(data), starts)
+        bodies = (
             data[at + OVERHEAD + properties_length : at + total]
             for at, (total, properties_length) in zip(starts, lengths, strict=True)
-        ]
-        if starts and not OVERHEAD + lengths[-1][1] <= lengths[-1][0] <= len(data) - starts[-1]:
-            raise PeerMisbehaved(f"what lies at {starts[-1]} of {len(data)} bytes is no stored frame")
-        self._starts, self._next_offset = self._starts[most:], offset + len(starts)
-        return list(map(_message, zip(count(offset), bodies, repeat(self), starts, strict=False)))
+        )
+        return map(_message, zip(count(self._next_offset + skipped), bodies, repeat(self), starts, strict=False))
 
 
 class Delivery(Source):
