@@ -30,6 +30,7 @@ BENCHMARKS = (
     "deliver_fan_out",
     "deliver_latency",
     "pull",
+    "spark",
 )
 
 

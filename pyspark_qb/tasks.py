@@ -1,0 +1,34 @@
+"""pyspark_qb.tasks: what the tasks of a write and its driver have in common.
+
+May import: clients.blocking, pyspark_qb.options, the standard library.
+Never: pyspark, numpy, pyarrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from clients.blocking import BrokerClient
+from pyspark_qb.options import SinkOptions
+
+
+class Staged(NamedTuple):
+    """What became of the rows of one task. No stage: there were no rows, or the transaction was committed before."""
+
+    stage: str | None = None
+    messages: int = 0
+    replayed: bool = False
+
+
+@contextmanager
+def connected(options: SinkOptions) -> Iterator[BrokerClient]:
+    """A client of the broker, which is waited for. Raises BrokerUnavailable after `requestTimeout`."""
+    straight = options.delivery == "at-least-once"  # then the broker has to know a publish that is sent again
+    client = BrokerClient(*options.servers, "spark", request_timeout=options.request_timeout, idempotent=straight)
+    client.connect(wait=options.request_timeout)
+    try:
+        yield client
+    finally:
+        client.disconnect()
