@@ -10,6 +10,8 @@ import sys
 from array import array
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
+from itertools import repeat
+from operator import sub
 from typing import NamedTuple
 
 import trio
@@ -85,7 +87,7 @@ async def _is_enough(log: PartitionLog, offset: int, limits: Limits, turn: Turn)
 def index_of(chunk: Chunk) -> bytes:
     """Return where each message starts in the chunk's frames, as big-endian u32."""
     start = chunk.positions[0] if chunk.positions else 0
-    index = array("I", chunk.positions if not start else [position - start for position in chunk.positions])
+    index = array("I", map(sub, chunk.positions, repeat(start)) if start else chunk.positions)
     if sys.byteorder == "little":
         index.byteswap()
     return index.tobytes()

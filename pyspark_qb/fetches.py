@@ -20,8 +20,8 @@ from pyspark_qb.errors import DataLost
 from pyspark_qb.offsets import Range
 
 AHEAD = 3  # fetches on their way at once
-FETCH_BYTES = 2 << 20  # about what one of them brings
-MOST_BYTES = 8 << 20  # and at most, where messages are longer than those before
+FETCH_BYTES = 1 << 20  # about what one of them brings
+MOST_BYTES = 5 * FETCH_BYTES // 4  # and at most, where messages are longer than those before
 MOST_MESSAGES = 100_000  # the broker gives no more in one answer
 LOSSES = 3  # connections lost in a row while one answer is waited for are a failure
 

@@ -12,11 +12,13 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from itertools import repeat
+from operator import sub
 from pathlib import Path
 
 from storage.batches import BadBatch, Batch, Incomplete, Read, around, prove, seal, walk
 from storage.engine import Range
-from storage.files import OpenFiles, datasync, read_all, read_cached, sync_directory, write_all
+from storage.files import CACHED_AT_MOST, OpenFiles, datasync, read_all, read_cached, sync_directory, write_all
 from storage.index import Entries, IndexFile
 from storage.tail import Stored
 
@@ -116,6 +118,8 @@ class Segment:
         With `cached`, raises BlockingIOError where the disk would be asked. Raises BadBatch if the log is damaged,
         FileNotFoundError if it has been dropped.
         """
+        if cached and 2 * max_bytes > CACHED_AT_MOST:
+            raise BlockingIOError  # with the batch that it ends in, it would be too much
         with self._files.use(self.log_path, if_open=cached) as fd:
             read = reader(fd, cached=cached)
             try:
@@ -200,7 +204,7 @@ class Segment:
         data = read(start, stop - start)
         append_ms, size = prove(memoryview(data), positions, first_offset)
         self._remember(first_offset + len(positions), start + size)
-        return Stored(first_offset, append_ms, data[:size], array("I", [position - start for position in positions]))
+        return Stored(first_offset, append_ms, data[:size], array("I", map(sub, positions, repeat(start))))
 
     def _batch_of(self, read: Read, offset: int, size: int, cached: bool) -> tuple[int, int]:
         """Return position and first offset of the batch that holds `offset`, as its seal says."""

@@ -28,7 +28,7 @@ def test_every_requirement_has_a_lower_bound(extra: str) -> None:
 
 def test_spark_is_only_an_extra() -> None:
     with_spark = {extra for extra, listed in REQUIREMENTS.items() if any("spark" in each for each in listed)}
-    assert with_spark == {"spark"}
+    assert with_spark == {"spark", "spark-pipelines"}
 
 
 def test_every_package_ships_its_types() -> None:
