@@ -1,8 +1,8 @@
 """core.deliveries: carries out what subscriptions decide: reads the messages, pushes them, keeps the cursors.
 
-May import: core.errors, core.outlets, core.replies, core.slices, core.subscriptions.alarms,
-    core.subscriptions.decisions, core.subscriptions.options, core.subscriptions.snapshot,
-    core.subscriptions.subscription, storage.engine, storage.measures, msgspec, trio, the standard library.
+May import: core.errors, core.live, core.outlets, core.replies, core.slices, core.subscriptions.alarms,
+    core.subscriptions.decisions, core.subscriptions.options, storage.engine, storage.measures, trio,
+    the standard library.
 Never: sockets, files.
 
 A subscription is served in rounds: read what could go out, decide, carry it out; never two rounds at once. A round that
@@ -14,20 +14,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import NamedTuple
 
-import msgspec
 import trio
 
 from core.errors import BrokerError, OffsetOutOfRange
+from core.live import Live, Round
 from core.outlets import Delivery, Outlet
 from core.replies import now_ms
-from core.slices import READ_BYTES, collect, collect_recent, keys_of
+from core.slices import collect, collect_recent, keys_of
 from core.subscriptions.alarms import NEVER, Alarms
 from core.subscriptions.decisions import DeadLetter, Decision, Deliver
 from core.subscriptions.options import Mode
-from core.subscriptions.snapshot import Snapshot
-from core.subscriptions.subscription import Subscription
 from storage.engine import Chunk, Metadata, PartitionLog
 from storage.measures import SECONDS, Histogram
 
@@ -36,65 +33,6 @@ log = logging.getLogger("qb.deliveries")
 PERSIST_EVERY = 0.1  # seconds by which a cursor on disk may lag behind
 ROUNDS_NOW = 4  # in one step of the event loop; then others have their turn
 FAULT_RETRY = 1.0  # seconds until a subscription that stands still is tried again
-
-
-class Live:
-    """A subscription in service: its state, its logs, and where its subscribers are reached."""
-
-    def __init__(
-        self, name: str, topic: str, created_ms: int, subscription: Subscription, logs: Mapping[int, PartitionLog]
-    ) -> None:
-        self.name = name
-        self.topic = topic
-        self.created_ms = created_ms
-        self.subscription = subscription
-        self.logs = dict(logs)
-        self.outlets: dict[str, Outlet] = {}
-        self.delivered_messages = 0  # since the start
-        self.delivered_bytes = 0
-        self.fault: str | None = None  # why it cannot be served at all
-        self.gone = False
-        self.due = NEVER  # when its state wants to be asked again; set by Alarms
-        self.serving = False  # is a task of its own busy with it?
-        self.again = False  # something happened while it was being served
-        self.unfinished: Round | None = None  # what a round left for a task, since it has to wait
-        self.unwatch: list[Callable[[], None]] = []
-        self._message_bytes = float(READ_BYTES)  # of the messages read last; as large as can be until we know
-
-    @property
-    def key(self) -> str:
-        """Where the metadata keeps it."""
-        return f"subscription/{self.name}"
-
-    def bytes_for(self, count: int) -> int:
-        """Return about how many bytes so many messages take: reading more than is wanted would be in vain."""
-        return min(READ_BYTES, int(count * self._message_bytes) + 1)
-
-    def note_size(self, chunk: Chunk) -> None:
-        """Learn how large messages are."""
-        if chunk.positions:
-            self._message_bytes = chunk.size / len(chunk.positions)
-
-    def ends(self) -> dict[int, int]:
-        """Return the visible end of each partition."""
-        return {partition: log.end_offset for partition, log in self.logs.items()}
-
-    def saved(self) -> dict[str, object]:
-        """Return what the metadata keeps; the state counts as saved from now on."""
-        snapshot: Snapshot = self.subscription.snapshot()
-        return {"topic": self.topic, "created_ms": self.created_ms, "snapshot": msgspec.to_builtins(snapshot)}
-
-
-class Round(NamedTuple):
-    """What a subscription has decided, on its way to be carried out."""
-
-    decisions: list[Decision]
-    chunks: Mapping[int, Chunk]  # what was read for it, by partition
-    settled: Mapping[str, int]  # of each subscriber, the last SETTLE that counted
-
-    def without(self, count: int) -> Round:
-        """Return it without the first decisions."""
-        return self._replace(decisions=self.decisions[count:])
 
 
 # Publishes a dead letter, given the stored frame that it is about; returns when it is durable.

@@ -1,6 +1,6 @@
 """core.manager: making, changing, explaining and removing subscriptions.
 
-May import: core.dead_letters, core.deliveries, core.errors, core.names, core.positions, core.replies,
+May import: core.dead_letters, core.deliveries, core.errors, core.live, core.names, core.positions, core.replies,
     core.subscriptions.decisions, core.subscriptions.options, core.subscriptions.snapshot,
     core.subscriptions.subscription, storage.engine, msgspec, trio, the standard library.
 Never: sockets, files.
@@ -16,8 +16,9 @@ import msgspec
 import trio
 
 from core.dead_letters import DeadLetters, Letter, properties_of
-from core.deliveries import Deliveries, Live
+from core.deliveries import Deliveries
 from core.errors import BadRequest, SubscriptionExists, UnknownSubscription, UnknownTopic
+from core.live import Live
 from core.names import check_name
 from core.positions import resolve
 from core.replies import now_ms

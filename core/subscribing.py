@@ -1,6 +1,6 @@
 """core.subscribing: the subscriptions that one peer has joined, and what it says about its deliveries.
 
-May import: core.deliveries, core.errors, core.frames, core.manager, core.outlets, core.transport, msgspec, trio,
+May import: core.live, core.errors, core.frames, core.manager, core.outlets, core.transport, msgspec, trio,
     the standard library.
 Never: sockets, files.
 """
@@ -13,9 +13,9 @@ from typing import Annotated
 import msgspec
 import trio
 
-from core.deliveries import Live
 from core.errors import BadRequest, NotJoined
 from core.frames import Frame
+from core.live import Live
 from core.manager import SubscriptionManager
 from core.outlets import BasicOutlet, FastOutlet, Outlet
 from core.transport import Transport

@@ -1,6 +1,6 @@
 """gateways.http_streams: every stream of the HTTP door: who has joined what, and what can be sent once more.
 
-May import: core.broker, core.deliveries, core.errors, gateways.http_events, gateways.http_pushed,
+May import: core.broker, core.deliveries, core.errors, core.live, gateways.http_events, gateways.http_pushed,
     gateways.http_subscriber, gateways.http_tail, the standard library.
 Never: sockets, files, starlette.
 """
@@ -11,8 +11,9 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from core.broker import MessageBroker
-from core.deliveries import Deliveries, Live
+from core.deliveries import Deliveries
 from core.errors import BadRequest, NotJoined
+from core.live import Live
 from gateways.http_events import EventStream, Pace, Peer
 from gateways.http_pushed import parse_event_id
 from gateways.http_subscriber import Sent, Subscriber

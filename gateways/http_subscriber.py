@@ -1,6 +1,6 @@
 """gateways.http_subscriber: one stream that has joined a subscription.
 
-May import: core.deliveries, core.outlets, gateways.http_events, gateways.http_pushed, trio,
+May import: core.deliveries, core.live, core.outlets, gateways.http_events, gateways.http_pushed, trio,
     the standard library.
 Never: sockets, files, starlette.
 """
@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import trio
 
-from core.deliveries import Deliveries, Live
+from core.deliveries import Deliveries
+from core.live import Live
 from core.outlets import FULL, Delivery, data_frames
 from gateways.http_events import Peer, event
 from gateways.http_pushed import Batch, encode_batch

@@ -1,6 +1,6 @@
 """gateways.http_summary: everything that the live page shows at a glance, in one answer.
 
-May import: core.broker, core.deliveries, core.group_view, core.subscriptions.report, core.version,
+May import: core.broker, core.live, core.group_view, core.subscriptions.report, core.version,
     gateways.http_rows, gateways.http_service, gateways.http_views, storage.measures, msgspec, the standard library.
 Never: trio, sockets, files.
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 import msgspec
 
 from core.broker import MessageBroker
-from core.deliveries import Live
 from core.group_view import GroupView
+from core.live import Live
 from core.subscriptions.report import Description
 from core.version import __version__
 from gateways.http_rows import Answer, Call, Row

@@ -1,0 +1,80 @@
+"""core.live: a subscription in service, and what it has decided but not seen carried out.
+
+May import: core.outlets, core.slices, core.subscriptions.alarms, core.subscriptions.decisions,
+    core.subscriptions.snapshot, core.subscriptions.subscription, storage.engine, msgspec, the standard library.
+Never: trio, sockets, files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from core.outlets import Outlet
+from core.slices import READ_BYTES
+from core.subscriptions.alarms import NEVER
+from core.subscriptions.decisions import Decision
+from core.subscriptions.snapshot import Snapshot
+from core.subscriptions.subscription import Subscription
+from storage.engine import Chunk, PartitionLog
+
+
+class Live:
+    """A subscription in service: its state, its logs, and where its subscribers are reached."""
+
+    def __init__(
+        self, name: str, topic: str, created_ms: int, subscription: Subscription, logs: Mapping[int, PartitionLog]
+    ) -> None:
+        self.name = name
+        self.topic = topic
+        self.created_ms = created_ms
+        self.subscription = subscription
+        self.logs = dict(logs)
+        self.outlets: dict[str, Outlet] = {}
+        self.delivered_messages = 0  # since the start
+        self.delivered_bytes = 0
+        self.fault: str | None = None  # why it cannot be served at all
+        self.gone = False
+        self.due = NEVER  # when its state wants to be asked again; set by Alarms
+        self.serving = False  # is a task of its own busy with it?
+        self.again = False  # something happened while it was being served
+        self.unfinished: Round | None = None  # what a round left for a task, since it has to wait
+        self.unwatch: list[Callable[[], None]] = []
+        self._message_bytes = float(READ_BYTES)  # of the messages read last; as large as can be until we know
+
+    @property
+    def key(self) -> str:
+        """Where the metadata keeps it."""
+        return f"subscription/{self.name}"
+
+    def bytes_for(self, count: int) -> int:
+        """Return about how many bytes so many messages take: reading more than is wanted would be in vain."""
+        return min(READ_BYTES, int(count * self._message_bytes) + 1)
+
+    def note_size(self, chunk: Chunk) -> None:
+        """Learn how large messages are."""
+        if chunk.positions:
+            self._message_bytes = chunk.size / len(chunk.positions)
+
+    def ends(self) -> dict[int, int]:
+        """Return the visible end of each partition."""
+        return {partition: log.end_offset for partition, log in self.logs.items()}
+
+    def saved(self) -> dict[str, object]:
+        """Return what the metadata keeps; the state counts as saved from now on."""
+        snapshot: Snapshot = self.subscription.snapshot()
+        return {"topic": self.topic, "created_ms": self.created_ms, "snapshot": msgspec.to_builtins(snapshot)}
+
+
+class Round(NamedTuple):
+    """What a subscription has decided, on its way to be carried out."""
+
+    decisions: list[Decision]
+    chunks: Mapping[int, Chunk]  # what was read for it, by partition
+    settled: Mapping[str, int]  # of each subscriber, the last SETTLE that counted
+
+    def without(self, count: int) -> Round:
+        """Return it without the first decisions."""
+        return self._replace(decisions=self.decisions[count:])
