@@ -291,7 +291,7 @@ def declared(line: str, servers: str, directory: Path) -> str:
     spec["configuration"]["spark.qb.servers"] = servers
     (files / "spark-pipeline.yml").write_text(yaml.safe_dump(spec))
     line = line.replace("examples/pipeline/declarative", str(files))
-    line = line.replace("$PWD/.venv", sys.prefix).replace(".venv", sys.prefix)
+    line = re.sub(r"(\$PWD/)?\.venv", lambda _: sys.prefix, line)  # which may be called .venv itself
     done = subprocess.run(
         ["bash", "-c", line], cwd=ROOT, env=os.environ | QUICK, capture_output=True, text=True, timeout=400
     )
