@@ -151,6 +151,18 @@ def test_threads_that_read_the_same_partition_do_not_get_each_others_messages(cl
     assert all(found[portion] == [b"%d" % number for number in range(2000)] for portion in (7, 50, 51))
 
 
+def test_fetched_messages_behave_like_a_list(client: BrokerClient, topic: str) -> None:
+    client.publish_many(topic, [b"0", b"1", b"2"], 0)
+    fetched = client.fetch(topic, 0)
+    first, *_ = fetched
+    assert (len(fetched), first, fetched[-1].body, bodies(fetched[1:])) == (3, fetched[0], b"2", [b"1", b"2"])
+    assert [] + fetched == fetched + [] == list(fetched) == fetched
+    assert sum([fetched, fetched], []) == [*fetched, *fetched]
+    assert not client.fetch(topic, 1)
+    with pytest.raises(IndexError):
+        fetched[3]
+
+
 def test_a_partition_is_read_portion_by_portion(client: BrokerClient, topic: str) -> None:
     client.publish_many(topic, [b"%d" % n for n in range(2_500)], partition=0)
     found, portion = [], client.fetch(topic, 0, -2, max_messages=700)
