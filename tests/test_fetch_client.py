@@ -157,7 +157,7 @@ def test_fetched_messages_behave_like_a_list(client: BrokerClient, topic: str) -
     first, *_ = fetched
     assert (len(fetched), first, fetched[-1].body, bodies(fetched[1:])) == (3, fetched[0], b"2", [b"1", b"2"])
     assert [] + fetched == fetched + [] == list(fetched) == fetched
-    assert sum([fetched, fetched], []) == [*fetched, *fetched]
+    assert fetched + fetched == [*fetched, *fetched]
     assert not client.fetch(topic, 1)
     with pytest.raises(IndexError):
         fetched[3]
