@@ -55,7 +55,7 @@ class Pulling:
         if answer is None:
             answer = self._link.answer(self._ask_for(wanted, deadline), deadline)
         portion = portion_in(answer, wanted)
-        self._read_ahead.go_on(wanted, portion.next_offset, deadline)
+        self._read_ahead.go_on(wanted, portion.next_offset)
         return fetched(portion)
 
     def _ask_for(self, wanted: Wanted, deadline: float) -> Call:

@@ -10,13 +10,15 @@ of it. An answer without messages, or a refusal, is thrown away and asked for ag
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from time import monotonic
+from typing import NamedTuple, TypeVar
 
 from clients.errors import QBError
 from clients.fetching import Wanted, count_in
 from clients.link import Call, Link
 from core.frames import Frame
 
+T = TypeVar("T")
 MOST = 16  # partitions that are read at the same time
 
 
@@ -49,19 +51,29 @@ class ReadAhead:
             return None
         return answer if count_in(answer) else None
 
-    def go_on(self, wanted: Wanted, next_offset: int, deadline: float) -> None:
-        """A fetch has ended at `next_offset`: if it began where another one had, ask for the one that will follow."""
+    def go_on(self, wanted: Wanted, next_offset: int) -> None:
+        """A fetch has ended at `next_offset`: if it began where another one had, ask for the one that will follow.
+
+        Whoever fetched has its messages: nothing is asked for if that would mean to wait, for a connection or for room.
+        """
         where = wanted.topic, wanted.partition
         goes_on = self._expected.pop(where, None) == wanted.offset
         self._expected[where] = next_offset
-        if len(self._expected) > MOST:
-            self._expected.pop(next(iter(self._expected)), None)
-        if goes_on and next_offset > wanted.offset and len(self._ahead) < MOST:
+        _drop_oldest(self._expected)
+        if goes_on and next_offset > wanted.offset:
             following = _at_once(wanted)._replace(offset=next_offset)
             try:
-                self._ahead[where] = Ahead(following, self._begin(following, deadline))
+                self._ahead[where] = Ahead(following, self._begin(following, monotonic()))
             except QBError:
                 pass  # whoever asks next will hear of it
+        for stale in _drop_oldest(self._ahead):
+            self._link.forget(stale.call)
+
+
+def _drop_oldest(entries: dict[tuple[str, int], T]) -> list[T]:
+    """Keep the newest ones; returns the others."""
+    oldest = list(entries)[:-MOST]
+    return [entries.pop(where) for where in oldest]
 
 
 def _at_once(wanted: Wanted) -> Wanted:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -15,6 +16,7 @@ from conftest import BrokerProcess
 from client import AsyncBrokerClient, BadRequest, BrokerClient, OffsetOutOfRange, UnknownPartition, UnknownTopic
 from clients.conversation import Conversation
 from clients.fetching import Wanted, fetched, portion_in, raw_fetched
+from clients.read_ahead import MOST
 from core.errors import PeerMisbehaved
 from core.frames import Frame, MessageType, decode_frame, encode_frame
 
@@ -130,6 +132,38 @@ def test_a_fetch_sent_ahead_that_is_lost_with_its_broker_is_asked_for_again(tmp_
             assert bodies(client.fetch("t", 0, at, max_messages=10)) == [b"%d" % n for n in range(30, 40)]
     finally:
         broker.kill()
+
+
+def test_a_fetch_does_not_wait_for_the_one_that_it_sends_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = BrokerProcess(tmp_path)
+    try:
+        with BrokerClient(port=broker.port) as client:
+            client.create_topic("t")
+            client.publish_many("t", [b"%d" % number for number in range(100)])
+            at = client.fetch("t", 0, 0, max_messages=10).next_offset
+            answer = client._link.answer
+
+            def answer_and_die(*arguments: Any) -> Frame:
+                found = answer(*arguments)
+                broker.kill()
+                client._link._up = False  # as it is as soon as the link's thread has noticed
+                return found
+
+            monkeypatch.setattr(client._link, "answer", answer_and_die)
+            assert bodies(client.fetch("t", 0, at, max_messages=10)) == [b"%d" % n for n in range(10, 20)]
+    finally:
+        broker.kill()
+
+
+def test_more_partitions_than_are_read_ahead_leave_nothing_behind(client: BrokerClient, topic: str) -> None:
+    client.create_topic(f"{topic}-wide", partitions=MOST + 4)
+    for partition in range(MOST + 4):
+        client.publish_many(f"{topic}-wide", [b"%d" % n for n in range(9)], partition)
+        at = 0
+        for _ in range(2):
+            at = client.fetch(f"{topic}-wide", partition, at, max_messages=3).next_offset
+    assert len(client._link._calls) <= len(client._read_ahead._ahead) == MOST
+    assert bodies(client.fetch(f"{topic}-wide", 0, 6, max_messages=3)) == [b"6", b"7", b"8"]
 
 
 def test_threads_that_read_the_same_partition_do_not_get_each_others_messages(client: BrokerClient, topic: str) -> None:
