@@ -51,6 +51,7 @@ async def serve(
         await broker.transactions.finish()
         async with trio.open_nursery() as keepers:  # outlive all peers
             keepers.start_soon(broker.run)
+            keepers.start_soon(peers.hear)
             async with trio.open_nursery() as sessions:  # given grace to finish
                 async with trio.open_nursery() as doors:  # shut first
                     doors.start_soon(peers.keep_alive)

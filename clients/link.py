@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import select
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ from core.frames import Frame
 
 RECEIVE_SIZE = 64 * 1024  # answers are small; a larger buffer costs a fresh mapping at each read
 ASIDE = 0.05  # seconds that the link's thread leaves the socket to callers after one of them has read it
+RECEIVE_WITHIN = 1.0  # seconds that a caller who reads waits in the kernel before it looks at its deadline again
 TURN_TIMEOUT = 1.0  # how long the reader waits for a caller that writes before it goes on reading
 
 T = TypeVar("T")
@@ -154,10 +156,8 @@ class Link:
         sock = self._socket
         try:
             while not waiter.acquire(blocking=False):
-                silence = monotonic() + self._heartbeat_interval  # is for the link's thread to judge
-                if sock is None or not self._up or not _is_readable(sock, min(deadline, silence)):
+                if sock is None or not self._up or not self._comes(sock, deadline):
                     return False
-                self._receive(sock)
                 self._handle_events(sock)
             return True
         except (OSError, EOFError, PeerMisbehaved, QBError):
@@ -167,6 +167,17 @@ class Link:
             self._reading.release()
             if self._waiting > 1:
                 self._needed.set()
+
+    def _comes(self, sock: socket.socket, deadline: float) -> bool:
+        """Receive what comes before the deadline, or soon: silence is for the link's thread to judge."""
+        left = deadline - monotonic()
+        if left < RECEIVE_WITHIN and not _is_readable(sock, left):
+            return False
+        try:
+            self._receive(sock)
+        except BlockingIOError:
+            return False
+        return True
 
     @contextmanager
     def attended(self) -> Iterator[None]:
@@ -299,7 +310,7 @@ class Link:
             while not self._up:
                 self._receive(sock)
                 self._handle_events(sock)
-        sock.settimeout(self._heartbeat_interval)
+        _limit_waiting(sock, RECEIVE_WITHIN, self._heartbeat_interval)
 
     def _converse(self, sock: socket.socket) -> None:
         """Read until the connection ends, which always raises."""
@@ -307,15 +318,15 @@ class Link:
         while True:
             self._step_aside()
             with self._reading:
-                try:
+                if _is_readable(sock, self._heartbeat_interval):
                     self._receive(sock)
                     silent = False
-                except TimeoutError:
-                    if silent:
-                        raise ConnectionError("it was silent for two heartbeat intervals") from None
+                    self._handle_events(sock)
+                elif silent:
+                    raise ConnectionError("it was silent for two heartbeat intervals")
+                else:
                     silent = True
                     self._show_life(sock, self._conversation.heartbeat())
-                self._handle_events(sock)
 
     def _step_aside(self) -> None:
         """Leave the socket to callers for as long as they read it themselves."""
@@ -422,11 +433,22 @@ def _write(sock: socket.socket, data: bytes) -> None:
         _hang_up(sock)
 
 
-def _is_readable(sock: socket.socket, deadline: float) -> bool:
-    """Wait until there is something to read; False at the deadline."""
+def _limit_waiting(sock: socket.socket, receive: float, send: float) -> None:
+    """Let the kernel end what takes longer, with BlockingIOError.
+
+    With a timeout of Python's own, every send and every receive would be two system calls.
+    """
+    sock.settimeout(None)
+    for option, seconds in ((socket.SO_RCVTIMEO, receive), (socket.SO_SNDTIMEO, send)):
+        limit = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))  # a struct timeval
+        sock.setsockopt(socket.SOL_SOCKET, option, limit)
+
+
+def _is_readable(sock: socket.socket, seconds: float) -> bool:
+    """Wait so long until there is something to read."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
-    return bool(poll.poll(max(deadline - monotonic(), 0) * 1000))
+    return bool(poll.poll(max(seconds, 0) * 1000))
 
 
 def _hang_up(sock: socket.socket | None) -> None:

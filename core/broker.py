@@ -178,7 +178,9 @@ class MessageBroker:
         known = self.topic(topic)
         if partition is None:
             partition = self._pick(known, key) if known.partitions > 1 else 0
-        return self.log(topic, partition)
+        elif not 0 <= partition < known.partitions:
+            raise UnknownPartition(topic, partition, known.partitions)
+        return self.engine.log(topic, partition)
 
     def _pick(self, topic: Topic, key: str | None) -> int:
         if key is not None:
@@ -275,11 +277,15 @@ class MessageBroker:
 
     async def ready_topic(self, topic: str) -> None:
         """Make the topic if it is missing and the broker may. Raises as create_topic() does."""
-        if topic not in self.engine.topics() and self.settings.server.auto_create_topics:
+        if self.may_make(topic):
             try:
                 await self.create_topic(topic)
             except TopicExists:
                 pass
+
+    def may_make(self, topic: str) -> bool:
+        """Say whether the topic is missing and the broker may make it by itself."""
+        return self.settings.server.auto_create_topics and topic not in self.engine.topics()
 
     def check_open(self) -> None:
         """Raises ShuttingDown once the broker drains."""

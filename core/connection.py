@@ -197,7 +197,14 @@ class ServerConnection:
         return route
 
     def take_run(
-        self, route: Route, first_offset: int, now_ms: int, *, by_key: bool = False, limit: int | None = None
+        self,
+        route: Route,
+        first_offset: int,
+        now_ms: int,
+        *,
+        by_key: bool = False,
+        limit: int | None = None,
+        producer_id: int = 0,
     ) -> Run:
         """Return the PUBLISH frames at the front as DATA frames with offsets from `first_offset` on.
 
@@ -237,7 +244,7 @@ class ServerConnection:
             offset += 1
             expected += 1
         self._at = at
-        return Run(self._give_away(start), positions, first_offset, 0, first_number)
+        return Run(self._give_away(start), positions, first_offset, producer_id, first_number)
 
     def _give_away(self, start: int) -> bytes | bytearray:
         """Return the bytes from `start` up to where we are. A long row of them is not copied; what follows it is."""

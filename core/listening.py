@@ -1,6 +1,7 @@
 """core.listening: sockets that peers connect to, and the peers that are connected.
 
-May import: core.broker, core.errors, core.replies, core.session, core.transport, trio, the standard library.
+May import: core.broker, core.errors, core.readiness, core.replies, core.session, core.transport, trio,
+    the standard library.
 Never: files.
 """
 
@@ -16,6 +17,7 @@ import trio
 
 from core.broker import MessageBroker
 from core.errors import BrokerError, TooManyConnections
+from core.readiness import AVAILABLE, Readiness
 from core.replies import refusal
 from core.session import Session
 from core.transport import Transport
@@ -105,6 +107,7 @@ class Peers:
     def __init__(self, broker: MessageBroker) -> None:
         self._broker = broker
         self._sessions: set[Visit] = set()
+        self._readiness = Readiness(broker.engine.together) if AVAILABLE else None
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -123,7 +126,7 @@ class Peers:
             self._welcome(sock, f"{address[0]}:{address[1]}", door, sessions)
 
     def _welcome(self, sock: socket.socket, address: str, door: Door, sessions: trio.Nursery) -> None:
-        transport = Transport(sock)
+        transport = Transport(sock, self._readiness)
         most = self._broker.settings.server.max_connections
         if self._broker.connections < most:
             self._broker.connections += 1
@@ -144,6 +147,11 @@ class Peers:
             self._broker.connections -= 1
             self._broker.metrics.connections[door.name] -= 1
             self._sessions.discard(session)
+
+    async def hear(self) -> None:
+        """Read peers as they speak, for ever."""
+        if self._readiness is not None:
+            await self._readiness.run()
 
     async def keep_alive(self) -> None:
         """Probe silent peers and drop dead ones, for ever: one timer for all."""

@@ -15,7 +15,7 @@ from core.connection import Publishes, Route, ServerConnection
 from core.errors import REPLIES, BadRequest, BrokerError, UnknownTopic
 from core.producers import Producer, Stored
 from core.replies import now_ms, refusal, stored
-from core.signals import Signal
+from core.signals import Signal, Wait
 from storage.engine import Done, PartitionLog, Run
 
 
@@ -38,40 +38,42 @@ class Publishing:
         self._producer = self._broker.producers.open(wanted, self)
         return str(self._producer.producer_id)
 
-    async def publish(self, event: Publishes) -> None:
-        """Carry the publishes at the front of the connection to their log; waits while that log is full.
+    def publish(self, event: Publishes) -> Wait | None:
+        """Carry the publishes at the front of the connection to their log; returns what the next ones must wait for.
 
         Raises the BrokerErrors that a connection does not survive; others are answered.
         """
         try:
-            where = await self._find_log(event.route)
+            where = self._broker.route(*event.route)
             again, limit = self._judge(event.first_number)
         except BrokerError as error:
-            if not REPLIES[type(error)].survives:
-                raise
-            self._refuse(event.first_number, self._connection.skip_run(event.route), error)
-            return
+            if isinstance(error, UnknownTopic) and self._broker.may_make(event.route.topic):
+                return partial(self._make_topic, event)
+            self._refuse_run(event, error)
+            return None
         if again is not None:
             skipped = self._connection.skip_run(event.route, again.size)
             self._answer_again(again.cut(again.first_number, again.first_number + skipped))
-            return
+            return None
         self._append(where, self._take_run(where, event.route, limit))
-        if not where.has_room:
-            await where.wait_for_room()
+        return None if where.has_room else where.wait_for_room
+
+    async def _make_topic(self, event: Publishes) -> None:
+        """Make the topic of publishes that are still at the front of the connection; they come again as an event."""
+        try:
+            await self._broker.ready_topic(event.route.topic)
+        except BrokerError as error:
+            self._refuse_run(event, error)
+
+    def _refuse_run(self, event: Publishes, error: BrokerError) -> None:
+        if not REPLIES[type(error)].survives:
+            raise error
+        self._refuse(event.first_number, self._connection.skip_run(event.route), error)
 
     async def wait_until_settled(self) -> None:
         """Return when every run given to a log has been answered."""
         while self._unsettled:
             await self._all_settled.wait()
-
-    # Where to, and is it new?
-
-    async def _find_log(self, route: Route) -> PartitionLog:
-        try:
-            return self._broker.route(*route)
-        except UnknownTopic:
-            await self._broker.ready_topic(route.topic)
-            return self._broker.route(*route)
 
     def _judge(self, number: int) -> tuple[Stored | None, int | None]:
         if self._producer is None:
@@ -85,12 +87,14 @@ class Publishing:
         scattered = route.partition is None and self._broker.topic(route.topic).partitions > 1
         if scattered and route.key is None:
             limit = 1  # the next message is the next partition's turn
-        return self._connection.take_run(route, where.next_offset, now_ms(), by_key=scattered, limit=limit)
+        producer_id = self._producer.producer_id if self._producer else 0
+        return self._connection.take_run(
+            route, where.next_offset, now_ms(), by_key=scattered, limit=limit, producer_id=producer_id
+        )
 
     def _append(self, where: PartitionLog, run: Run) -> None:
         done: Done = partial(self._answer, where, run)
         if self._producer is not None:
-            run = run._replace(producer_id=self._producer.producer_id)
             numbers = Stored(run.first_number, len(run.positions), where, run.first_offset)
             self._producer.remember(numbers)
             done = partial(self._answer_numbered, self._producer, numbers, done)

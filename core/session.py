@@ -12,12 +12,13 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import msgspec
 import trio
 
 from core.broker import MessageBroker
-from core.connection import Publishes, Refused, ServerConnection, StageFrame
+from core.connection import Event, Publishes, Refused, ServerConnection, StageFrame
 from core.errors import REPLIES, BadRequest, BrokerError, Internal
 from core.frames import PROBE, Frame, MessageType, encode_frame
 from core.methods import (
@@ -32,7 +33,7 @@ from core.methods import (
 from core.publishing import Publishing
 from core.reading import Limits, index_of
 from core.replies import now_ms, refusal, success, success_head
-from core.signals import Signal
+from core.signals import Signal, Wait
 from core.staging import Staging
 from core.subscribing import Subscribing
 from core.subscriptions.options import Options
@@ -61,7 +62,9 @@ class Session:
         self._staging = Staging(broker, transport.send)
         self._subscribing = Subscribing(broker.subscriptions, transport)
         transport.has_emptied = self._subscribing.has_room
-        self._first = True  # is its next frame its first?
+        self._events = 0
+        self._wait: Wait | None = None  # what the events behind those handled so far wait for
+        self._answers: trio.Nursery
         self._waiting: Counter[int] = Counter()  # requests by type that are answered by tasks of their own
         self._answered = Signal()
         self._fetching = trio.Lock()
@@ -88,11 +91,13 @@ class Session:
 
     async def _read(self, answers: trio.Nursery) -> None:
         """Handle what the peer sends until it has gone, lost our trust, or we drain."""
+        self._answers = answers
         try:
             with self._reading:
-                while data := await self._listen():
-                    self._connection.receive(data)
-                    await self._handle_events(answers)
+                while await self._listen():
+                    while self._wait is not None:
+                        await self._wait()
+                        self._wait = self._handle_events()
         except Answered:
             pass
         except BrokerError as error:  # one that the connection does not survive
@@ -100,12 +105,23 @@ class Session:
         except Exception:
             self._transport.send(refusal(self._connection.peek_number(), self._own_fault()))
 
-    async def _listen(self) -> memoryview:
-        """Return what the peer says next. Only while we listen can it be called silent."""
+    async def _listen(self) -> bool:
+        """Handle what the peer says until `_wait` says what to wait for; False when it has gone.
+
+        Only while we listen can it be called silent.
+        """
         self._listening_since = trio.current_time()
-        data = await self._transport.receive_view()
-        self._listening_since = None
-        return data
+        try:
+            return await self._transport.attend(self._take)
+        finally:
+            self._listening_since = None
+
+    def _take(self, data: memoryview) -> bool:
+        """Handle what has come; False if something must be waited for."""
+        self._listening_since = trio.current_time()
+        self._connection.receive(data)
+        self._wait = self._handle_events()
+        return self._wait is None
 
     async def _finish(self) -> None:
         """Wait until everything received is answered and the answers are sent, then say goodbye if we drain."""
@@ -141,22 +157,33 @@ class Session:
 
     # Events
 
-    async def _handle_events(self, answers: trio.Nursery) -> None:
-        while (event := self._connection.next_event()) is not None:
-            if isinstance(event, Publishes):
-                await self._publishing.publish(event)
-            elif isinstance(event, Refused):
-                self._transport.send(refusal(event.number, event.error))
-            elif isinstance(event, StageFrame):
-                await self._staging.stage(event)
-            elif _may_take_long(event) and self._waiting.total() < MAX_WAITING:
-                self._waiting[event.type] += 1
-                answers.start_soon(self._answer_apart, event)
-            else:
-                await self._answer(event)
-            self._first = False
-            if self._transport.queued > QUEUED_LIMIT:
-                await self._transport.wait_for_room(QUEUED_LIMIT)
+    def _handle_events(self) -> Wait | None:
+        """Handle what has been received, up to what must be waited for before the rest is handled."""
+        while self._transport.queued <= QUEUED_LIMIT:
+            event = self._connection.next_event()
+            if event is None:
+                return None
+            self._events += 1
+            if (wait := self._handle(event)) is not None:
+                return wait
+        return partial(self._transport.wait_for_room, QUEUED_LIMIT)
+
+    def _handle(self, event: Event) -> Wait | None:
+        """Handle one event; returns what must be waited for, if anything."""
+        if isinstance(event, Publishes):
+            return self._publishing.publish(event)
+        if isinstance(event, Refused):
+            self._transport.send(refusal(event.number, event.error))
+        elif isinstance(event, StageFrame):
+            return partial(self._staging.stage, event)
+        elif event.type == MessageType.SETTLE:
+            self._settle(event)
+        elif _may_take_long(event) and self._waiting.total() < MAX_WAITING:
+            self._waiting[event.type] += 1
+            self._answers.start_soon(self._answer_apart, event)
+        else:
+            return partial(self._answer, event)
+        return None
 
     async def _answer_apart(self, frame: Frame) -> None:
         """Answer in a task of its own what may take long: the requests behind it shall not wait."""
@@ -193,7 +220,7 @@ class Session:
     # Requests
 
     async def _hello(self, frame: Frame) -> bytes:
-        if not self._first:
+        if self._events > 1:
             raise BadRequest("HELLO must be the first frame of a connection")
         if frame.properties.get("protocol") != PROTOCOL:
             self.drain("we speak different protocols")
@@ -249,9 +276,14 @@ class Session:
         self._subscribing.leave(frame.properties.get("subscription_id", ""))
         return success(frame)
 
-    async def _settle(self, frame: Frame) -> bytes:
-        self._subscribing.settle(frame)
-        return b""
+    def _settle(self, frame: Frame) -> None:
+        """Carry out what a subscriber says, at once: on it hangs what goes out next."""
+        try:
+            self._subscribing.settle(frame)
+        except BrokerError as error:
+            self._refuse(frame, error)
+        except Exception:
+            self._refuse(frame, self._own_fault())
 
     async def _fetch(self, frame: Frame) -> bytes:
         wanted = arguments_from_text(Fetch, frame.properties)
@@ -291,5 +323,4 @@ HANDLERS: dict[int, Callable[[Session, Frame], Awaitable[bytes]]] = {
     MessageType.DELETE_SUBSCRIPTION: Session._delete_subscription,
     MessageType.SUBSCRIBE: Session._subscribe,
     MessageType.UNSUBSCRIBE: Session._unsubscribe,
-    MessageType.SETTLE: Session._settle,
 }

@@ -6,7 +6,12 @@ Never: anything else of ours.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import trio
+
+# What somebody who cannot wait asks of somebody who can, before he is called again.
+Wait = Callable[[], Awaitable[None]]
 
 
 class Signal:

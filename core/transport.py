@@ -1,6 +1,6 @@
 """core.transport: one peer's socket: receive when there is something, send now what fits, the rest when it can.
 
-May import: core.signals, trio, the standard library.
+May import: core.readiness, core.signals, trio, the standard library.
 Never: anything else of ours.
 
 It sits directly on a non-blocking socket and trio's wait_readable/wait_writable. A reply is then one `send` in the
@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 
 import trio
 
+from core.readiness import RECEIVE_BYTES, Readiness
 from core.signals import Signal
 
-RECEIVE_BYTES = 262_144
 # One for all peers of an event loop: a buffer of this size for every recv() would cost more than most requests.
 _buffer: trio.lowlevel.RunVar[memoryview] = trio.lowlevel.RunVar("receive buffer")
 
@@ -34,11 +34,12 @@ def _receive_buffer() -> memoryview:
 class Transport:
     """A stream of bytes to one peer. Sending never blocks: watch `queued` and stop producing when it grows."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, readiness: Readiness | None = None) -> None:
         sock.setblocking(False)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
+        self._readiness = readiness
         self._queue: deque[memoryview] = deque()
         self._changed = Signal()  # something was queued, or the queue has emptied
         self.queued = 0  # bytes that wait for the peer to read
@@ -67,6 +68,18 @@ class Transport:
             except OSError:
                 return buffer[:0]
 
+    async def attend(self, take: Callable[[memoryview], bool]) -> bool:
+        """Hand what the peer sends to `take`, in the step of the event loop that reads it, until that returns False.
+
+        Returns True then, and False when the peer has gone. Raises what `take` raises.
+        """
+        if self._readiness is not None:
+            return await _Attention(self._socket, take).last(self._readiness)
+        while data := await self.receive_view():
+            if not take(data):
+                return True
+        return False
+
     def send(self, *parts: bytes | memoryview) -> None:
         """Send what the kernel takes now and queue the rest. To a peer that has gone, nothing is sent."""
         if self.gone:
@@ -86,7 +99,7 @@ class Transport:
 
     def _send_now(self, parts: Sequence[bytes | memoryview]) -> int:
         try:
-            return self._socket.sendmsg(parts)
+            return self._socket.sendmsg(parts) if len(parts) > 1 else self._socket.send(parts[0])
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError:
@@ -138,3 +151,43 @@ class Transport:
         self._lose()
         trio.lowlevel.notify_closing(self._socket)
         self._socket.close()
+
+
+class _Attention:
+    """Somebody who listens to a socket until there is something to be waited for."""
+
+    def __init__(self, sock: socket.socket, take: Callable[[memoryview], bool]) -> None:
+        self._socket = sock
+        self._take = take
+        self._over = trio.Event()
+        self._gone = False
+        self._error: BaseException | None = None
+
+    async def last(self, readiness: Readiness) -> bool:
+        """Listen; returns whether the peer is still there. Raises what the listener raised."""
+        self._buffer = readiness.buffer
+        readiness.add(self._socket, self._readable)
+        try:
+            await self._over.wait()
+        finally:
+            readiness.remove(self._socket)
+        if self._error is not None:
+            raise self._error
+        return not self._gone
+
+    def _readable(self) -> None:
+        if self._over.is_set():
+            return
+        try:
+            size = self._socket.recv_into(self._buffer)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            size = 0
+        try:
+            if size and self._take(self._buffer[:size]):
+                return
+        except BaseException as error:  # for whoever waits here, not for whoever looks after all sockets
+            self._error = error
+        self._gone = not size
+        self._over.set()

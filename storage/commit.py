@@ -2,7 +2,7 @@
 
 May import: core.errors, storage.batches, storage.engine, storage.files, storage.index, storage.remembered,
     storage.segment, storage.tail, the standard library.
-Never: trio, the state of a log: it runs in a writer thread and hands back what became of the batch.
+Never: trio, the state of a log: it may run in a writer thread and hands back what became of the batch.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from storage.remembered import continues
 from storage.segment import Segment
 from storage.tail import Stored
 
+SHORT = 16_384  # bytes that are written in no time
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -51,6 +52,11 @@ class Commit(NamedTuple):
     append_ms: int
     sync: bool
     remembered: Sequence[Range] | None  # start a new segment with these; None: go on with this one
+
+    @property
+    def is_short(self) -> bool:
+        """Is it one small write and its sync?"""
+        return self.remembered is None and sum([len(run.data) for run in self.runs]) <= SHORT
 
     def carry_out(self) -> Committed | Failed:
         """Write and sync the batch. Blocks; never raises OSError."""

@@ -9,6 +9,7 @@ Never: trio, files, connections, or any one engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -292,6 +293,12 @@ class Engine(Protocol):
 
     def log(self, topic: str, partition: int) -> PartitionLog:
         """Return a log. Raises UnknownTopic, UnknownPartition."""
+
+    def together(self, idle: bool) -> AbstractContextManager[None]:
+        """Let all appends inside the block share their log's next batch. Nothing may be awaited in it.
+
+        `idle`: the caller has nothing else to do, so that a short batch may be made durable at the end of the block.
+        """
 
     async def create_topic(self, topic: Topic) -> Topic:
         """Make the topic durably; the name has been checked. Raises TopicExists."""

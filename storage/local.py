@@ -1,8 +1,8 @@
 """storage.local: the engine that keeps topics in files on this machine.
 
 May import: core.errors, storage.background, storage.commit, storage.engine, storage.files, storage.layout,
-    storage.measures, storage.metadata, storage.partition_log, storage.recovery, storage.shared, storage.staging,
-    storage.tail, storage.threads, msgspec, trio, the standard library.
+    storage.measures, storage.metadata, storage.pace, storage.partition_log, storage.recovery, storage.shared,
+    storage.staging, storage.tail, storage.threads, storage.together, msgspec, trio, the standard library.
 Never: connections, subscriptions.
 """
 
@@ -13,6 +13,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -27,12 +28,14 @@ from storage.files import CannotOpen, OpenFiles, lock_directory, make_directory
 from storage.layout import TopicDirectories, prepare
 from storage.measures import Measures
 from storage.metadata import LocalMetadata, Write
+from storage.pace import Pace
 from storage.partition_log import LocalLog
 from storage.recovery import Recovered, recover
 from storage.shared import Health, LogSettings, Shared
 from storage.staging import LocalStage, LocalStages
 from storage.tail import LastReads, Memory
 from storage.threads import Workers
+from storage.together import Together
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -85,7 +88,10 @@ class LocalEngine:
         self._writers = Workers("writer", WRITERS)
         memory, reads = Memory(settings.tail_bytes), LastReads(settings.tail_bytes // 4)
         self.measures = Measures()
-        self._shared = Shared(settings, clock, self._files, self._writers, memory, reads, self.measures)
+        self._together = Together()
+        self._shared = Shared(
+            settings, clock, self._files, self._writers, memory, reads, self.measures, self._together, Pace()
+        )
         self._stages = LocalStages(data_dir / "staged", self._shared)
         self._kept: dict[str, Kept] = {}
         self._topics: dict[str, Topic] = {}  # the same without the logs, at hand for every publish
@@ -190,6 +196,9 @@ class LocalEngine:
         if not 0 <= partition < len(kept.logs):
             raise UnknownPartition(topic, partition, len(kept.logs))
         return kept.logs[partition]
+
+    def together(self, idle: bool) -> AbstractContextManager[None]:
+        return self._together(idle)
 
     async def create_topic(self, topic: Topic) -> Topic:
         with trio.CancelScope(shield=True):  # a topic is made as a whole, whoever goes away meanwhile

@@ -1,11 +1,12 @@
 """storage.partition_log: a row of segments as one log; knows whom to ask, never sees a byte layout.
 
 May import: core.errors, core.signals, storage.batches, storage.commit, storage.engine, storage.gathering,
-    storage.recovery, storage.segment, storage.shared, storage.tail, trio, the standard library.
+    storage.recovery, storage.segment, storage.shared, storage.tail, storage.threads, trio, the standard library.
 Never: other logs, topics as a whole, metadata.
 
 Everything here belongs to the event loop. Commits run in writer threads, one at a time for a log, and come back as
-results; while one is under way, arriving runs gather for the next.
+results; while one is under way, arriving runs gather for the next. A short one that comes alone, on a disk that has
+been quick, is not worth a change of threads.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from storage.recovery import Recovered
 from storage.segment import Segment
 from storage.shared import HOUR_MS, Health, Shared
 from storage.tail import Stored, Tail
+from storage.threads import result_of
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ class LocalLog:
     def __init__(self, topic: str, partition: int, shared: Shared, health: Health, found: Recovered) -> None:
         self.topic = topic
         self.partition = partition
+        self._name = f"{topic}/{partition}"  # for people
         self.published_messages = 0
         self.published_bytes = 0
         self._shared = shared
@@ -150,14 +153,16 @@ class LocalLog:
         self._next_offset += len(run.positions)
         self._gathering.add(run, done)
         if not self._writing:
-            self._commit()
+            self._shared.together.commit(self)
 
-    def _commit(self) -> None:
-        """Hand what has gathered to a writer thread."""
+    def commit(self, *, alone: bool = False) -> None:
+        """Have what has gathered written and synced: in a writer thread or, if it is short and alone, right here."""
+        if self._writing or not self._gathering:
+            return  # the end of a commit, or of the log, was faster
         self._writing = self._gathering.take_some(COMMIT_BYTES)
         now = max(self._shared.clock(), self._last_ms)
         commit = Commit(
-            name=f"{self.topic}/{self.partition}",
+            name=self._name,
             files=self._shared.files,
             segment=self._segments[-1],
             runs=[waiting.run for waiting in self._writing],
@@ -165,7 +170,10 @@ class LocalLog:
             sync=self._shared.settings.fsync_on_write,
             remembered=list(self._remembered) if self._is_full(self._segments[-1], now) else None,
         )
-        self._shared.writers.submit(commit.carry_out, self._committed)
+        if alone and self._shared.pace.is_quick and commit.is_short:
+            self._committed(result_of(commit.carry_out))
+        else:
+            self._shared.writers.submit(commit.carry_out, self._committed)
 
     def _is_full(self, segment: Segment, now: int) -> bool:
         settings = self._shared.settings
@@ -177,7 +185,7 @@ class LocalLog:
         if isinstance(result, Committed):
             self._take_in(result)
             if self._gathering:
-                self._commit()  # first, so that the disk works while the answers are given
+                self.commit()  # first, so that the disk works while the answers are given
             tell(waiting, None, result.batch.append_ms)
             self._count(waiting, result)
             if not self._held:
@@ -194,6 +202,7 @@ class LocalLog:
         self.published_bytes += len(batch.data)
         measures.commit_messages.observe(len(batch.positions))
         measures.commit_bytes.observe(len(batch.data))
+        self._shared.pace.note(committed.sync_seconds)
         if committed.sync_seconds:
             measures.sync_seconds.observe(committed.sync_seconds)
         now = time.perf_counter()

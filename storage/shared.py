@@ -1,6 +1,7 @@
 """storage.shared: what the logs of one engine, and the partitions of one topic, have in common.
 
-May import: core.errors, storage.files, storage.measures, storage.tail, storage.threads, the standard library.
+May import: core.errors, storage.files, storage.measures, storage.pace, storage.tail, storage.threads, storage.together,
+    the standard library.
 Never: trio, any one log.
 """
 
@@ -12,8 +13,10 @@ from typing import NamedTuple, Protocol
 from core.errors import LogDamaged
 from storage.files import OpenFiles
 from storage.measures import Measures
+from storage.pace import Pace
 from storage.tail import LastReads, Memory
 from storage.threads import Workers
+from storage.together import Together
 
 HOUR_MS = 3_600_000
 
@@ -41,6 +44,8 @@ class Shared(NamedTuple):
     memory: Memory
     reads: LastReads
     measures: Measures
+    together: Together
+    pace: Pace
 
 
 class Health:

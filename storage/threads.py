@@ -105,12 +105,16 @@ class Workers:
     def _work(self, desk: Desk) -> None:
         while (job := desk.get()) is not None:
             work, finished = job
-            try:
-                result = work()
-            except BaseException as error:  # whoever waits for the result decides what it means
-                result = error
-            self._results.append((finished, result, desk))
+            self._results.append((finished, result_of(work), desk))
             try:
                 os.write(self._wake, b"\0")
             except BlockingIOError:
                 pass  # the pipe is full of wake-up calls already
+
+
+def result_of(work: Callable[[], Any]) -> Any:
+    """Return what the work returns or raises: whoever waits for it decides what that means."""
+    try:
+        return work()
+    except BaseException as error:
+        return error

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from stores import everything, give, logs, make_run, open_engine, opened, runnin
 
 from core.errors import BrokerError, DiskFull, LogPoisoned, ShuttingDown, UnknownTopic
 from storage.engine import Range, Topic
+from storage.local import LocalEngine
 
 
 class Gate:
@@ -54,6 +56,108 @@ async def test_what_arrives_while_a_batch_is_synced_goes_into_the_next_one_toget
         assert [len(receipt.calls) for receipt in (first, *others)] == [1] * 51
         assert list(log.ranges()) == [Range(9, 1, 1, 100)]
         assert (await everything(log))[:3] == [b"first", b"0", b"+"]
+
+
+async def test_what_is_appended_in_one_step_of_the_event_loop_is_one_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as engine:
+        log = engine.log("t", 0)
+        gate = Gate(monkeypatch)
+        gate.open.set()
+        with engine.together(idle=False):
+            receipts = [give(log, [b"%d" % number]) for number in range(50)]
+            assert gate.calls == 0
+        for receipt in receipts:
+            await receipt.wait()
+        assert gate.calls == 1
+        assert await everything(log) == [b"%d" % number for number in range(50)]
+
+
+class Threads:
+    """Notes which threads sync, and makes them slow on demand."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.seen: list[int] = []
+        self.seconds = 0.0  # that each sync seems to take
+        self._now = 0.0
+        real = os.fdatasync
+
+        def sync(fd: int) -> None:
+            self.seen.append(threading.get_ident())
+            self._now += self.seconds
+            real(fd)
+
+        patch.setattr(os, "fdatasync", sync)
+        patch.setattr(time, "perf_counter", lambda: self._now)
+
+
+async def publish_alone(engine: LocalEngine, body: bytes) -> None:
+    with engine.together(idle=True):
+        receipt = give(engine.log("t", 0), [body])
+    await receipt.wait()
+
+
+async def test_a_short_commit_that_comes_alone_needs_no_thread_on_a_disk_that_has_shown_to_be_quick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as engine:
+        await engine.create_topic(Topic(topic="u"))
+        threads, here = Threads(monkeypatch), threading.get_ident()
+        for _ in range(100):
+            await publish_alone(engine, b"x")
+        assert threads.seen[0] != here, "nobody knows yet how quick the disk is"
+        assert threads.seen[-50:] == [here] * 50
+        await store(engine.log("t", 0), b"not announced")
+        await publish_alone(engine, b"x" * 100_000)
+        with engine.together(idle=True):
+            both = [give(engine.log(topic, 0), [b"x"]) for topic in ("t", "u")]
+        for receipt in both:
+            await receipt.wait()
+        with engine.together(idle=False):
+            busy = give(engine.log("t", 0), [b"x"])
+        await busy.wait()
+        assert here not in threads.seen[100:]
+
+
+async def test_after_one_stall_of_the_disk_no_commit_holds_up_the_event_loop_until_it_is_trusted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as engine:
+        threads, here = Threads(monkeypatch), threading.get_ident()
+        for _ in range(100):
+            await publish_alone(engine, b"x")
+        threads.seconds = 0.5
+        for _ in range(20):
+            await publish_alone(engine, b"x")
+        assert threads.seen[100] == here
+        assert here not in threads.seen[101:]
+        threads.seconds = 0.0
+        for _ in range(200):
+            await publish_alone(engine, b"x")
+        assert threads.seen[120] != here
+        assert threads.seen[-1] == here
+
+
+async def test_a_sync_that_fails_without_a_thread_poisons_the_log_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as engine:
+        threads, here = Threads(monkeypatch), threading.get_ident()
+        for _ in range(100):
+            await publish_alone(engine, b"x")
+
+        def failing(fd: int) -> None:
+            threads.seen.append(threading.get_ident())
+            raise OSError(errno.EIO, "Input/output error")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", failing)
+            with pytest.raises(LogPoisoned, match="Input/output error"):
+                await publish_alone(engine, b"lost")
+        assert threads.seen[-1] == here
+        assert engine.log("t", 0).state().status == "poisoned"
+        assert await everything(engine.log("t", 0)) == [b"x"] * 100
 
 
 async def test_logs_do_not_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,45 @@
+"""storage.together: appends of one step of the event loop, committed at its end in one batch for each log.
+
+May import: the standard library.
+Never: trio, files, what is committed.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Committer(Protocol):
+    """Whoever has gathered something."""
+
+    def commit(self, *, alone: bool) -> None:
+        """Begin to make durable what has gathered; `alone`: nobody minds if that takes place at once."""
+
+
+class Together:
+    """One step of the event loop, if it was announced: `with together(idle): ...`; nothing may be awaited in it."""
+
+    def __init__(self) -> None:
+        self._open = self._idle = False
+        self._waiting: dict[Committer, None] = {}
+
+    def __call__(self, idle: bool) -> Together:
+        self._idle = idle
+        return self
+
+    def __enter__(self) -> None:
+        self._open = True
+
+    def __exit__(self, *_: object) -> None:
+        self._open = False
+        if self._waiting:
+            waiting, self._waiting = self._waiting, {}
+            for each in waiting:
+                each.commit(alone=self._idle and len(waiting) == 1)
+
+    def commit(self, committer: Committer) -> None:
+        """Have a log commit at the end of the step, or now if none was announced."""
+        if self._open:
+            self._waiting[committer] = None
+        else:
+            committer.commit(alone=False)

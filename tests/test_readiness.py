@@ -1,0 +1,149 @@
+"""One look at all peers: who can be read is called, in one step, and whoever fails harms nobody else."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+import trio
+
+from core import readiness
+from core.readiness import Readiness
+from core.transport import Transport
+
+pytestmark = pytest.mark.skipif(not readiness.AVAILABLE, reason="there is no epoll here: each socket is waited for")
+
+
+@pytest.fixture
+def pair() -> Iterator[Callable[[], tuple[socket.socket, socket.socket]]]:
+    """Makes two ends of a connection: ours and theirs."""
+    with ExitStack() as opened:
+
+        def make() -> tuple[socket.socket, socket.socket]:
+            ours, theirs = socket.socketpair()
+            return opened.enter_context(ours), opened.enter_context(theirs)
+
+        yield make
+
+
+class Steps:
+    """What a Readiness does in each step: whom it calls, and whether it said that this is only one."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[bool, list[str]]] = []
+
+    @contextmanager
+    def together(self, idle: bool) -> Iterator[None]:
+        self.calls.append((idle, []))
+        yield
+
+    def called(self, name: str) -> None:
+        self.calls[-1][1].append(name)
+
+
+async def until_quiet() -> None:
+    await trio.testing.wait_all_tasks_blocked(0.01)
+
+
+async def test_whoever_is_ready_is_called_in_one_step_and_a_lone_one_is_called_so(nursery, pair):
+    steps = Steps()
+    ready = Readiness(steps.together)
+    pairs = {name: pair() for name in ("a", "b", "c")}
+
+    def reader(name: str) -> None:
+        steps.called(name)
+        pairs[name][0].recv(100)
+
+    for name, (ours, _) in pairs.items():
+        ready.add(ours, lambda name=name: reader(name))
+    for name in ("a", "b"):
+        pairs[name][1].send(b"x")
+    nursery.start_soon(ready.run)
+    await until_quiet()
+    pairs["c"][1].send(b"x")
+    await until_quiet()
+    ready.remove(pairs["a"][0])
+    ready.remove(pairs["a"][0])
+    pairs["a"][1].send(b"x")
+    await until_quiet()
+    assert [(idle, sorted(names)) for idle, names in steps.calls] == [(False, ["a", "b"]), (True, ["c"])]
+    nursery.cancel_scope.cancel()
+
+
+async def test_one_that_is_removed_in_the_same_step_is_not_called_any_more(nursery, pair):
+    ready, called = Readiness(), []
+    pairs = [pair(), pair()]
+
+    def reader(number: int) -> None:
+        called.append(number)
+        for ours, _ in pairs:
+            ready.remove(ours)
+
+    for number, (ours, theirs) in enumerate(pairs):
+        ready.add(ours, lambda number=number: reader(number))
+        theirs.send(b"x")
+    nursery.start_soon(ready.run)
+    await until_quiet()
+    assert len(called) == 1
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("one_look", [True, False])
+async def test_attending_ends_with_what_must_be_waited_for_and_goes_on_after_it(nursery, pair, one_look):
+    ready = Readiness()
+    nursery.start_soon(ready.run)
+    ours, theirs = pair()
+    transport, taken = Transport(ours, ready if one_look else None), []
+
+    def take(data: memoryview) -> bool:
+        taken.append(bytes(data))
+        return bytes(data) != b"wait"
+
+    async def talk() -> None:
+        for word in (b"one", b"two", b"wait", b"four"):
+            before = len(taken)
+            theirs.send(word)
+            while len(taken) == before:
+                await trio.lowlevel.checkpoint()
+        theirs.close()
+
+    nursery.start_soon(talk)
+    assert await transport.attend(take) is True
+    assert taken == [b"one", b"two", b"wait"]
+    assert await transport.attend(take) is False
+    assert taken[3:] == [b"four"]
+    transport.close()
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("one_look", [True, False])
+async def test_what_a_listener_raises_reaches_whoever_attends_and_nobody_else(nursery, pair, one_look):
+    ready = Readiness()
+    nursery.start_soon(ready.run)
+    pairs = [pair(), pair()]
+    failing, other = (Transport(ours, ready if one_look else None) for ours, _ in pairs)
+
+    def fail(data: memoryview) -> bool:
+        raise ValueError("no")
+
+    pairs[0][1].send(b"x")
+    with pytest.raises(ValueError, match="no"):
+        await failing.attend(fail)
+    pairs[1][1].send(b"x")
+    assert await other.attend(lambda data: False) is True
+    nursery.cancel_scope.cancel()
+
+
+async def test_attending_can_be_cancelled_and_taken_up_again(nursery, pair):
+    ready = Readiness()
+    nursery.start_soon(ready.run)
+    ours, theirs = pair()
+    transport, taken = Transport(ours, ready), []
+    with trio.move_on_after(0):
+        await transport.attend(lambda data: bool(taken.append(bytes(data))))
+    theirs.send(b"x")
+    assert await transport.attend(lambda data: bool(taken.append(bytes(data)))) is True
+    assert taken == [b"x"]
+    nursery.cancel_scope.cancel()
