@@ -29,6 +29,7 @@ from core.frames import (
 )
 from storage.engine import Run
 
+DATA, PUBLISH, STAGE = int(MessageType.DATA), int(MessageType.PUBLISH), int(MessageType.STAGE)
 _TYPE_SEQUENCE_TIMESTAMP = struct.Struct(">IQQ")
 LONG = 16_384  # bytes of a run from which on copying it costs more than a new buffer
 _ROUTES_REMEMBERED = 1_024
@@ -148,11 +149,11 @@ class ServerConnection:
             return None
         _, kind, number, _, properties_length = HEAD.unpack_from(self._unread, self._at)
         body_length = total - OVERHEAD - properties_length
-        if kind == MessageType.STAGE and properties_length <= MAX_PROPERTIES:
+        if kind == STAGE and properties_length <= MAX_PROPERTIES:
             return self._stage_frame(total, number, properties_length, body_length)  # its messages have the limit
         if body_length > self._max_body or properties_length > MAX_PROPERTIES:
             return self._pass_over(MessageTooLarge(total, self._max_frame))
-        if kind == MessageType.PUBLISH:
+        if kind == PUBLISH:
             return self._publishes(number, properties_length, body_length)
         frame = decode_frame(self._unread, self._at)
         if kind not in _REQUESTS:
@@ -214,7 +215,7 @@ class ServerConnection:
         buffer, start, end = self._unread, self._at, len(self._unread)
         at, offset, max_body = start, first_offset, self._max_body
         stop = offset + limit if limit else -1
-        publish, data, patch = MessageType.PUBLISH.value, MessageType.DATA.value, TYPE_AND_SEQUENCE.pack_into
+        publish, data, patch = PUBLISH, DATA, TYPE_AND_SEQUENCE.pack_into
         _, _, expected, _, length = HEAD.unpack_from(buffer, at)
         first_number = expected
         head = _head_with_properties(length)

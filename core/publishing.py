@@ -143,7 +143,7 @@ class Publishing:
         first, count, log, offset = numbers
         about = log.topic, log.partition
         durability = self._broker.engine.durability
-        if self.acks_in_runs:
+        if self.acks_in_runs or count == 1:
             self._send(stored(first, count, *about, offset, durability, append_ms, duplicate=duplicate))
             return
         each = [
