@@ -19,6 +19,7 @@ import select
 import socket
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
@@ -73,7 +74,8 @@ class Link:
         self._socket: socket.socket | None = None
         self._up = False  # has the broker welcomed us on this socket?
         self._pushed = False  # has anything come on this socket that nobody asked for?
-        self._waiting = 0  # callers that wait for an answer
+        self._waiting: deque[None] = deque()  # one for each caller that waits for an answer: it needs no lock
+        self._wanting = 0  # callers that wait for connection or room
         self._bulk = 0  # callers that wait for many: they never read for themselves
         self._led = False  # has a caller read for itself lately, or would have liked to?
         self._needed = threading.Event()  # the link's thread must read
@@ -140,13 +142,11 @@ class Link:
 
     def wait(self, waiter: Any, deadline: float) -> bool:
         """Return True when the waiter is released, False at the deadline."""
-        with self._state:
-            self._waiting += 1
+        self._waiting.append(None)
         try:
             return self._lead(waiter, deadline) or waiter.acquire(timeout=max(deadline - monotonic(), 0))
         finally:
-            with self._state:
-                self._waiting -= 1
+            self._waiting.pop()
             self._led = True
 
     def _lead(self, waiter: Any, deadline: float) -> bool:
@@ -165,7 +165,7 @@ class Link:
             return False
         finally:
             self._reading.release()
-            if self._waiting > 1:
+            if len(self._waiting) > 1:
                 self._needed.set()
 
     def _comes(self, sock: socket.socket, deadline: float) -> bool:
@@ -260,10 +260,14 @@ class Link:
     def _wait_for(self, condition: Callable[[], bool], deadline: float) -> bool:
         """Wait, holding `_state`, with the thread at work. Raises ConnectionLost if somebody closes the link."""
         thread = self._start()
-        met = self._state.wait_for(
-            lambda: condition() or self._thread is not thread,
-            max(deadline - monotonic(), 0),
-        )
+        self._wanting += 1
+        try:
+            met = self._state.wait_for(
+                lambda: condition() or self._thread is not thread,
+                max(deadline - monotonic(), 0),
+            )
+        finally:
+            self._wanting -= 1
         if self._thread is not thread:
             raise ConnectionLost("this client was disconnected by another thread")
         return met
@@ -355,8 +359,9 @@ class Link:
         match event:
             case Settled(batches):
                 _release(batches)
-                with self._state:
-                    self._state.notify_all()  # there may be room now
+                if self._wanting:
+                    with self._state:
+                        self._state.notify_all()  # there may be room now
             case Answered(number, frame):
                 if call := self._calls.pop(number, None):
                     self._led = True  # whoever waited for it may ask again, and will read the answer without us
