@@ -1,6 +1,6 @@
-"""core.deliveries: carries out what subscriptions decide: reads the messages, pushes them, keeps the cursors.
+"""core.deliveries: carries out what subscriptions decide: reads the messages, pushes them, has the cursors saved.
 
-May import: core.errors, core.live, core.outlets, core.replies, core.slices, core.subscriptions.alarms,
+May import: core.errors, core.live, core.outlets, core.replies, core.saving, core.slices, core.subscriptions.alarms,
     core.subscriptions.decisions, core.subscriptions.options, storage.engine, storage.measures, trio,
     the standard library.
 Never: sockets, files.
@@ -21,6 +21,7 @@ from core.errors import BrokerError, OffsetOutOfRange
 from core.live import Live, Round
 from core.outlets import Delivery, Outlet
 from core.replies import now_ms
+from core.saving import Saver
 from core.slices import collect, collect_recent, keys_of
 from core.subscriptions.alarms import NEVER, Alarms
 from core.subscriptions.decisions import DeadLetter, Decision, Deliver
@@ -30,7 +31,6 @@ from storage.measures import SECONDS, Histogram
 
 log = logging.getLogger("qb.deliveries")
 
-PERSIST_EVERY = 0.1  # seconds by which a cursor on disk may lag behind
 ROUNDS_NOW = 4  # in one step of the event loop; then others have their turn
 FAULT_RETRY = 1.0  # seconds until a subscription that stands still is tried again
 
@@ -43,14 +43,12 @@ class Deliveries:
     """All subscriptions in service."""
 
     def __init__(self, metadata: Metadata, bury: Bury) -> None:
-        self._metadata = metadata
         self._bury = bury
+        self._saver = Saver(metadata, self.serve)
         self._lives: dict[str, Live] = {}
         self._ready: dict[Live, None] = {}  # in the order in which something happened to them
-        self._dirty: dict[Live, None] = {}  # their saved state is out of date
         self._alarms: Alarms[Live] = Alarms()
         self._wake = trio.Event()
-        self._some_dirty = trio.Event()
         self.deliver_seconds = Histogram(SECONDS)  # from a message's timestamp to its first push; the first of a run
 
     def __iter__(self) -> Iterator[Live]:
@@ -70,8 +68,7 @@ class Deliveries:
     def remove(self, live: Live, reason: str) -> None:
         """Take a subscription out of service and tell whoever had joined it."""
         live.gone = True
-        for gone_from in (self._ready, self._dirty):
-            gone_from.pop(live, None)
+        self._ready.pop(live, None)
         del self._lives[live.name]
         for outlet in list(live.outlets.values()):
             outlet.removed(live.name, reason)
@@ -150,7 +147,7 @@ class Deliveries:
         """Serve all subscriptions until cancelled; then make their cursors durable."""
         try:
             async with trio.open_nursery() as rounds:
-                rounds.start_soon(self._persist_forever)
+                rounds.start_soon(self._saver.run)
                 while True:
                     for live in self._ready:
                         live.serving = True
@@ -158,9 +155,8 @@ class Deliveries:
                     self._ready.clear()
                     await self._wait()
         finally:
-            self._persist()
             with trio.CancelScope(shield=True):
-                await self._metadata.flush()
+                await self._saver.finish(self)
 
     async def _wait(self) -> None:
         """Return when something has happened to a subscription, or is due."""
@@ -185,17 +181,30 @@ class Deliveries:
             self._set_alarm(live, trio.current_time() + FAULT_RETRY)
         finally:
             live.serving = False
+            self._saver.note(live)  # also while it stands still
 
     async def _round(self, live: Live) -> None:
         todo, live.unfinished = live.unfinished, None
         if todo is None:
             todo = self._decide(live, await self._read(live))
-        if any(isinstance(decision, DeadLetter) or decision.attempt > 1 for decision in todo.decisions):
-            await self._metadata.put(live.key, live.saved())
+        if todo.has_a_past:
+            await self._save_before(live, todo)
         for decision in todo.decisions:
             await self._carry_out(live, decision, todo)
         live.again = live.again or self._goes_on(todo)
         self._note_changes(live)
+
+    async def _save_before(self, live: Live, todo: Round) -> None:
+        """Return when the state that led to these decisions is durable. Raises BrokerError, and keeps them."""
+        try:
+            await self._saver.save(live)
+        except BrokerError:
+            live.unfinished = todo
+            raise
+
+    async def save(self, live: Live) -> None:
+        """Return when the state of a subscription as it is now is durable. Raises BrokerError."""
+        await self._saver.save(live)
 
     @staticmethod
     def _goes_on(done: Round) -> bool:
@@ -248,21 +257,21 @@ class Deliveries:
                 subscription.offer_keys(partition, chunk.first_offset, keys_of(chunk)[:usable])
             else:
                 subscription.offer(partition, chunk.first_offset, usable)
-        settled = {name: outlet.settled for name, outlet in live.outlets.items()}
-        return Round(subscription.decide(trio.current_time()), chunks, settled)
+        subscribers = {name: (outlet, outlet.settled) for name, outlet in live.outlets.items()}
+        return Round(subscription.decide(trio.current_time()), chunks, subscribers)
 
     # Carrying out
 
     def _carry_out_now(self, live: Live, todo: Round) -> int:
         """Carry out what needs no waiting; returns how many of the decisions, from the first one on."""
-        if any(isinstance(decision, DeadLetter) or decision.attempt > 1 for decision in todo.decisions):
+        if todo.has_a_past:
             return 0
         for number, deliver in enumerate(todo.decisions):
             assert isinstance(deliver, Deliver)
             frames = collect_recent(live.logs[deliver.partition], deliver.runs, todo.chunks.get(deliver.partition))
             if frames is None:
                 return number
-            self._push(live, deliver, deliver.runs, frames, todo.settled)
+            self._push(live, deliver, deliver.runs, frames, todo)
         return len(todo.decisions)
 
     async def _carry_out(self, live: Live, decision: Decision, todo: Round) -> None:
@@ -277,16 +286,14 @@ class Deliveries:
         except OffsetOutOfRange:  # retention was faster: what is gone is skipped, the rest comes when its lease ends
             live.subscription.advance(decision.partition, each.first_offset)
         else:
-            self._push(live, decision, runs, frames, todo.settled)
+            self._push(live, decision, runs, frames, todo)
 
-    def _push(
-        self, live: Live, deliver: Deliver, runs: tuple[range, ...], frames: bytes, settled: Mapping[str, int]
-    ) -> None:
-        outlet = live.outlets.get(deliver.subscriber)
-        if outlet is None or not runs:
-            return
+    def _push(self, live: Live, deliver: Deliver, runs: tuple[range, ...], frames: bytes, todo: Round) -> None:
+        outlet, settled = todo.subscribers[deliver.subscriber]
+        if live.outlets.get(deliver.subscriber) is not outlet or not runs:
+            return  # it has left, and perhaps joined again, since this was decided
         size = sum(map(len, runs))
-        about = (live.name, live.topic, deliver.partition, deliver.attempt, size, settled[deliver.subscriber])
+        about = (live.name, live.topic, deliver.partition, deliver.attempt, size, settled)
         outlet.deliver(Delivery(*about, frames))
         self._count(live, deliver, size, frames)
         if outlet.settles_at_once:
@@ -311,32 +318,18 @@ class Deliveries:
         else:
             live.subscription.dead_lettered(letter.partition, letter.offset, now)
 
-    # Keeping
+    # What is due
 
     def _note_changes(self, live: Live) -> None:
-        """Remember when to look at it again, and that its saved state is out of date."""
+        """Remember when to look at it again, and when to save it."""
         wakeup = live.subscription.next_wakeup(trio.current_time())
         if wakeup is None:
             live.due = NEVER
         elif wakeup != live.due:
             self._set_alarm(live, wakeup)
-        if live.subscription.dirty and not live.gone:
-            self._dirty[live] = None
-            self._some_dirty.set()
+        self._saver.note(live)
 
     def _set_alarm(self, live: Live, when: float) -> None:
         if when < self._alarms.first():
             self._wake.set()
         self._alarms.set(live, when)
-
-    async def _persist_forever(self) -> None:
-        while True:
-            await self._some_dirty.wait()
-            await trio.sleep(PERSIST_EVERY)
-            self._some_dirty = trio.Event()
-            self._persist()
-
-    def _persist(self) -> None:
-        for live in self._dirty:
-            self._metadata.put_soon(live.key, live.saved())
-        self._dirty.clear()

@@ -15,10 +15,30 @@ import msgspec
 from core.outlets import Outlet
 from core.slices import READ_BYTES
 from core.subscriptions.alarms import NEVER
-from core.subscriptions.decisions import Decision
+from core.subscriptions.decisions import DeadLetter, Decision
 from core.subscriptions.snapshot import Snapshot
 from core.subscriptions.subscription import Subscription
 from storage.engine import Chunk, PartitionLog
+
+
+class Saving:
+    """When a subscription is to be saved."""
+
+    __slots__ = ("began", "due", "live", "took")
+
+    def __init__(self, live: Live) -> None:
+        self.live = live
+        self.due = NEVER  # set by Alarms
+        self.began = 0.0  # when its last snapshot was taken
+        self.took = 0.0  # seconds that taking it cost
+
+
+class Save(NamedTuple):
+    """A snapshot on its way to the disk."""
+
+    live: Live
+    number: int  # of the snapshot
+    value: dict[str, object]  # what the metadata keeps
 
 
 class Live:
@@ -42,6 +62,7 @@ class Live:
         self.again = False  # something happened while it was being served
         self.unfinished: Round | None = None  # what a round left for a task, since it has to wait
         self.unwatch: list[Callable[[], None]] = []
+        self.saving = Saving(self)
         self._message_bytes = float(READ_BYTES)  # of the messages read last; as large as can be until we know
 
     @property
@@ -62,10 +83,11 @@ class Live:
         """Return the visible end of each partition."""
         return {partition: log.end_offset for partition, log in self.logs.items()}
 
-    def saved(self) -> dict[str, object]:
-        """Return what the metadata keeps; the state counts as saved from now on."""
+    def to_save(self) -> Save:
+        """Return what is to be made durable: the state as it is now."""
         snapshot: Snapshot = self.subscription.snapshot()
-        return {"topic": self.topic, "created_ms": self.created_ms, "snapshot": msgspec.to_builtins(snapshot)}
+        value = {"topic": self.topic, "created_ms": self.created_ms, "snapshot": msgspec.to_builtins(snapshot)}
+        return Save(self, self.subscription.snapshots, value)
 
 
 class Round(NamedTuple):
@@ -73,7 +95,12 @@ class Round(NamedTuple):
 
     decisions: list[Decision]
     chunks: Mapping[int, Chunk]  # what was read for it, by partition
-    settled: Mapping[str, int]  # of each subscriber, the last SETTLE that counted
+    subscribers: Mapping[str, tuple[Outlet, int]]  # where each was reached, and its last SETTLE that counted
+
+    @property
+    def has_a_past(self) -> bool:
+        """Is there a redelivery or a dead letter? The state that led to it has to be durable first."""
+        return any(isinstance(decision, DeadLetter) or decision.attempt > 1 for decision in self.decisions)
 
     def without(self, count: int) -> Round:
         """Return it without the first decisions."""

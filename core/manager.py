@@ -106,7 +106,7 @@ class SubscriptionManager:
         return self._summary(known)
 
     async def _add(self, live: Live) -> None:
-        await self._engine.metadata.put(live.key, live.saved())
+        await self._engine.metadata.put(live.key, live.to_save().value)
         self.deliveries.add(live)
 
     async def delete(self, subscription_id: str) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class SubscriptionManager:
             snapshot = source.subscription.snapshot().forked()
             forked = Subscription.restore(new_id, snapshot, trio.current_time(), random.Random())
             await self._add(Live(new_id, source.topic, now_ms(), forked, self._logs(source.topic)))
-            await self._engine.metadata.put(source.key, source.saved())  # its snapshot was taken for another purpose
+            await self.deliveries.save(source)  # its snapshot was taken for another purpose
         return self._summary(self.live(new_id))
 
     # Looking
@@ -221,7 +221,7 @@ class SubscriptionManager:
     async def _changed(self, live: Live, change: Callable[[Subscription], None]) -> dict[str, Any]:
         """Change a subscription durably, and look what it decides now."""
         change(live.subscription)
-        await self._engine.metadata.put(live.key, live.saved())
+        await self.deliveries.save(live)
         self.deliveries.touch(live)
         return self._summary(live)
 
@@ -248,7 +248,7 @@ class SubscriptionManager:
         letters = await self._chosen(subscription_id, numbers)
         for letter in letters:
             live.subscription.retry(letter.partition, letter.offset, letter.key)
-        await self._engine.metadata.put(live.key, live.saved())
+        await self.deliveries.save(live)
         await self._dead_letters.note_done(live.name, [letter.number for letter in letters])
         self.deliveries.touch(live)
         return {"retried": len(letters)}

@@ -20,6 +20,7 @@ class Bench:
 
     def __init__(self, messages: int = 0, *joining: str, partitions: int = 1, keys: str = "", **options: Any) -> None:
         self.now = 0.0
+        self.saves = True  # is what was acked made durable before the next delivery?
         self.options: Options = parse_options({"backoff": NO_JITTER, **options})
         self.keys: list[str | None] | None = [None if key == "." else key for key in keys] if keys else None
         self.ends = dict.fromkeys(range(partitions), messages or len(keys))
@@ -37,6 +38,8 @@ class Bench:
     def deliver(self, at_most: int = 10**9) -> dict[str, list[int]]:
         """Do what the broker does: offer what is wanted and decide, until nothing more comes. Return who got what."""
         got: dict[str, list[int]] = {}
+        if self.saves and self.subscription.dirty:
+            self.save()
         while True:
             offered = sum(self._offer(partition, at_most) for partition in self.ends)
             decisions = self.subscription.decide(self.now)
@@ -48,6 +51,11 @@ class Bench:
             at_most -= offered
             if not offered and not decisions:
                 return got
+
+    def save(self) -> bool:
+        """Make a snapshot durable; returns whether that makes room."""
+        self.subscription.snapshot()
+        return self.subscription.saved(self.subscription.snapshots)
 
     def _offer(self, partition: int, at_most: int) -> int:
         wanted = self.subscription.wanted(partition)[:at_most]

@@ -1,7 +1,8 @@
 """Anything may happen to a subscription in any order, and every promise of docs/SUBSCRIPTIONS.md still holds.
 
-The model is as plain as can be: a set of settled messages, a dictionary of who holds what until when, and one number of
-attempts for each message. A crash goes back to what was durable: a snapshot, and a copy of the model made with it.
+The model is as plain as can be: a set of settled messages, a dictionary of who holds what until when, one number of
+attempts for each message, and a list of the acks that are not durable. A snapshot is taken, and later it becomes
+durable or is lost. A crash goes back to the last durable one, and to the copy of the model that was made with it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from core.subscriptions.decisions import DeadLetter, Deliver
 from core.subscriptions.options import Backoff, Mode, Options
+from core.subscriptions.saving import Haste
 from core.subscriptions.snapshot import Snapshot
 from core.subscriptions.subscription import Subscription
 
@@ -52,6 +54,23 @@ class Model:
         del self.failures[message]
 
 
+class Ack(NamedTuple):
+    """An ack that is not durable."""
+
+    subscriber: str
+    message: Message
+    late: bool  # had its lease ended before?
+
+
+class Save(NamedTuple):
+    """A snapshot, and the model as it was then."""
+
+    number: int
+    snapshot: bytes
+    model: Model
+    acks: int  # how many of the acks so far it has
+
+
 class Machine(RuleBasedStateMachine):
     """One subscription with two partitions, driven by whatever hypothesis thinks of."""
 
@@ -76,9 +95,13 @@ class Machine(RuleBasedStateMachine):
         self.holds: dict[Message, tuple[str, float]] = {}  # holder, deadline
         self.named: dict[str, set[Message]] = {}
         self.letters: list[DeadLetter] = []
+        self.buried: set[Message] = set()  # their letters are durable, and could be written twice
         self.given: Counter[str] = Counter()  # since the windows were last disturbed
         self.joined = 0
         self.paused = False
+        self.acks: list[Ack] = []  # since the last durable snapshot was taken, of all who were there then or later
+        self.all_windows: dict[str, int] = {}  # of all who ever joined
+        self.saves: list[Save] = []  # under way
         self.persist()
 
     # Helpers
@@ -98,7 +121,10 @@ class Machine(RuleBasedStateMachine):
         return sorted(message for message, (holder, _) in self.holds.items() if holder == name)
 
     def room(self, name: str) -> int:
-        return self.windows[name] - len(self.held_by(name))
+        return self.windows[name] - len(self.held_by(name)) - self.unsaved(name)
+
+    def unsaved(self, name: str) -> int:
+        return sum(1 for ack in self.acks if ack.subscriber == name)
 
     def key(self, message: Message) -> str | None:
         return self.keys[message[0]][message[1]]
@@ -137,7 +163,7 @@ class Machine(RuleBasedStateMachine):
         name = f"w{self.joined}"
         self.joined += 1
         self.subscription.join(name, window, announces)
-        self.windows[name] = min(window, 8)
+        self.windows[name] = self.all_windows[name] = min(window, 8)
         self.named[name] = set()
         if announces:
             self.announces.add(name)
@@ -195,8 +221,7 @@ class Machine(RuleBasedStateMachine):
         acked = [message for message in self.held_by(name) if message[0] == partition and message[1] in run]
         number = self.subscription.ack(name, partition, [run], self.now)
         for message in acked:
-            self.drop(message)
-            self.settle(message)
+            self.acked(name, message)
         assert number >= len(acked)
         if number > len(acked):  # some came late, after their leases had ended
             late = [message for message in self.owed() if message[0] == partition and message[1] in run]
@@ -205,6 +230,12 @@ class Machine(RuleBasedStateMachine):
             for message in late:
                 assert message not in self.holds
                 self.settle(message)
+                self.acks.append(Ack(name, message, late=True))
+
+    def acked(self, name: str, message: Message) -> None:
+        self.drop(message)
+        self.settle(message)
+        self.acks.append(Ack(name, message, late=False))
 
     def is_settled(self, message: Message) -> bool:
         words = self.subscription.explain(*message, end=self.end(message[0]), now=self.now)
@@ -223,8 +254,7 @@ class Machine(RuleBasedStateMachine):
             runs = [range(offset, offset + 1) for _, offset in held]
             assert self.subscription.ack(name, partition, runs, self.now) == len(held)
             for message in held:
-                self.drop(message)
-                self.settle(message)
+                self.acked(name, message)
 
     @precondition(lambda self: self.holds)
     @rule(random=chance, delay=st.sampled_from([None, 0.0, 5.0]))
@@ -309,22 +339,65 @@ class Machine(RuleBasedStateMachine):
             self.now = max(self.now, wakeup)
         self.deliver()
 
+    # What is durable
+
     @rule()
-    def persist(self) -> None:
-        self.durable = json.encode(self.subscription.snapshot())
-        self.durable_model = copy.deepcopy(self.model)
+    def begin_to_save(self) -> None:
+        snapshot = json.encode(self.subscription.snapshot())
+        number = self.subscription.snapshots
+        self.saves.append(Save(number, snapshot, copy.deepcopy(self.model), len(self.acks)))
         assert not self.subscription.dirty
 
+    @precondition(lambda self: self.saves)
+    @rule(then_deliver=st.booleans())
+    def finish_a_save(self, then_deliver: bool) -> None:
+        self.durable = self.saves.pop(0)
+        counted = [ack for ack in self.acks[: self.durable.acks] if ack.subscriber in self.windows]
+        assert self.subscription.saved(self.durable.number) == bool(counted), "says whether there is room now"
+        del self.acks[: self.durable.acks]
+        self.saves = [save._replace(acks=save.acks - self.durable.acks) for save in self.saves]
+        if then_deliver:
+            self.deliver()
+
+    @precondition(lambda self: self.saves)
+    @rule()
+    def lose_a_save(self) -> None:
+        """The disk refuses it: what is open is as it was before, and the next save has it all."""
+        self.saves.pop(0)
+        self.begin_to_save()
+
+    def persist(self) -> None:
+        self.begin_to_save()
+        while self.saves:
+            self.finish_a_save(then_deliver=False)
+
     def crash(self) -> None:
-        saved = json.decode(self.durable, type=Snapshot)
+        self.check_what_comes_again()
+        saved = json.decode(self.durable.snapshot, type=Snapshot)
         self.subscription = Subscription.restore("s", saved, self.now, self.random)
-        self.model = copy.deepcopy(self.durable_model)
+        self.model = copy.deepcopy(self.durable.model)
+        self.acks.clear()
+        self.saves.clear()
         self.holds.clear()
         self.windows.clear()
         self.named.clear()
         self.given.clear()
         self.letters.clear()
         self.paused = self.subscription.paused
+
+    def check_what_comes_again(self) -> None:
+        """A crash makes no message come again but those in flight: pushed and not durably acked."""
+        settled = self.durable.model.settled
+        again = {name: set(self.held_by(name)) for name in self.all_windows}
+        for ack in self.acks:
+            if not ack.late and ack.message not in settled:  # a late one was to come again by its deadline anyway
+                again[ack.subscriber].add(ack.message)
+        for name, messages in again.items():
+            assert len(messages) <= self.all_windows[name], "more than its window comes again"
+        acked = {ack.message for ack in self.acks}
+        for message in self.model.settled - acked - self.buried:
+            durably = message in settled or message[1] < self.durable.model.begin[message[0]]
+            assert durably, "acked, no longer in anybody's window, and not durable"
 
     @precondition(lambda self: self.letters)
     @rule(stored=st.booleans())
@@ -333,6 +406,7 @@ class Machine(RuleBasedStateMachine):
         if stored:
             self.subscription.dead_lettered(letter.partition, letter.offset, self.now)
             self.settle((letter.partition, letter.offset))
+            self.buried.add((letter.partition, letter.offset))
         else:
             self.subscription.dead_letter_failed(letter.partition, letter.offset, self.now)
 
@@ -360,7 +434,10 @@ class Machine(RuleBasedStateMachine):
             else:
                 self.receive_dead_letter(decision)
         if any(isinstance(decision, DeadLetter) or decision.attempt > 1 for decision in decisions):
+            self.check_fairness(disturbed)
             self.persist()
+            self.deliver()  # there may be room now
+            return
         wakeup = self.subscription.next_wakeup(self.now)
         assert wakeup is None or wakeup > self.now, "would be woken again and again for nothing"
         self.check_fairness(disturbed)
@@ -410,11 +487,15 @@ class Machine(RuleBasedStateMachine):
 
     def check_fairness(self, disturbed: bool) -> None:
         open_windows = all(self.room(name) > 0 for name in self.windows)
-        if disturbed or not open_windows or self.model.alone or self.mode is not Mode.SHARED:
+        if disturbed or not open_windows or self.somebody_is_kept_free() or self.mode is not Mode.SHARED:
             self.given.clear()
         elif self.windows:
             given = [self.given[name] for name in self.windows]
             assert max(given) - min(given) <= 1, "not in turn"
+
+    def somebody_is_kept_free(self) -> bool:
+        words = (self.subscription.explain(*each, end=self.end(each[0]), now=self.now) for each in self.owed())
+        return bool(self.model.alone) or any("alone" in each for each in words)
 
     def check_that_nothing_is_forgotten(self) -> None:
         """Right after decide() no message that could go out is left behind, and words are found for every message."""
@@ -439,7 +520,20 @@ class Machine(RuleBasedStateMachine):
         assert {each.subscriber: each.in_flight for each in description.subscribers} == {
             name: len(self.held_by(name)) for name in self.windows
         }
+        assert {each.subscriber: each.unsaved_acks for each in description.subscribers} == {
+            name: self.unsaved(name) for name in self.windows
+        }
         assert description.lag == len(self.owed())
+
+    @invariant()
+    def acks_that_keep_a_place_are_on_their_way_to_the_disk(self) -> None:
+        seen = self.saves[-1].acks if self.saves else 0
+        unseen = Counter(ack.subscriber for ack in self.acks[seen:] if ack.subscriber in self.windows)
+        assert self.subscription.dirty or not unseen, "nobody would ever save these"
+        half = any(2 * count >= self.windows[name] for name, count in unseen.items())
+        assert (self.subscription.haste is Haste.ALL) == half
+        starved = any(self.room(name) <= 0 for name in unseen)
+        assert (self.subscription.haste is Haste.NONE) == (not half and not starved)
 
     def teardown(self) -> None:
         """However it went, one healthy subscriber gets to the end of everything: nothing was lost."""
@@ -455,6 +549,7 @@ class Machine(RuleBasedStateMachine):
             while self.letters:
                 self.carry_out_a_dead_letter(stored=True)
             self.ack_everything(self.random)
+            self.persist()
             if not self.owed():
                 break
             self.now = max(self.now, self.subscription.next_wakeup(self.now) or 0)

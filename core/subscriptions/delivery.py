@@ -75,7 +75,7 @@ def _offer_alone(state: State, now: float) -> list[Deliver]:
         return []
     host.reserved = True
     state.host = host
-    if host.in_flight:
+    if host.in_flight or host.free <= 0:
         return []
     state.queue.bind(record, host)
     return _hand_over(state, host, [record], now)

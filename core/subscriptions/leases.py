@@ -44,16 +44,39 @@ class Subscriber:
         self.window = window
         self.announces = announces  # names redelivered messages before it handles them
         self.in_flight = 0
+        self.unsaved = 0  # acked, but not durably yet: these keep their places
         self.promised = 0  # chosen for it in the decision that is being made, not leased yet
         self.blocked = False  # its connection takes nothing more for now
         self.reserved = False  # kept for one lonely message, or busy with it
         self.in_hand: set[tuple[int, int]] = set()  # (partition, offset) that it has named and not settled
         self._leases: dict[int, list[Lease]] = {}  # by partition, sorted by first offset
+        self._acked: dict[int, int] = {}  # how many of the unsaved ones, by the number of the snapshot that has them
 
     @property
     def room(self) -> int:
         """How many more messages it takes now; negative or 0 means none."""
-        return 0 if self.blocked or self.reserved else self.window - self.in_flight - self.promised
+        return 0 if self.blocked or self.reserved else self.free
+
+    @property
+    def free(self) -> int:
+        """How many places of its window are free; negative if late acks have taken more than there are."""
+        return self.window - self.in_flight - self.unsaved - self.promised
+
+    def keep_places(self, count: int, number: int) -> None:
+        """So many messages were acked; the snapshot of this number will be the first that says so."""
+        self.unsaved += count
+        self._acked[number] = self._acked.get(number, 0) + count
+
+    def places_kept_for(self, number: int) -> int:
+        """How many places the durability of this one snapshot will free."""
+        return self._acked.get(number, 0)
+
+    def free_places(self, number: int) -> int:
+        """The snapshot of this number is durable; returns how many places are free again."""
+        durable = [each for each in self._acked if each <= number]
+        freed = sum(self._acked.pop(each) for each in durable)
+        self.unsaved -= freed
+        return freed
 
     def leases(self, partition: int | None = None) -> Iterator[Lease]:
         """Return what it holds, by partition and first offset."""

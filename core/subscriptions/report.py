@@ -36,6 +36,7 @@ class SubscriberReport(msgspec.Struct, frozen=True):
 
     subscriber: str
     in_flight: int
+    unsaved_acks: int  # these keep their places in the window until they are durable
     window: int
     active: bool  # False: it stands by
 
@@ -82,7 +83,7 @@ def describe(state: State, ends: Mapping[int, int]) -> Description:
         dead_lettered=state.dead_lettered,
         partitions=partitions,
         subscribers=[
-            SubscriberReport(member.name, member.in_flight, member.window, member in active)
+            SubscriberReport(member.name, member.in_flight, member.unsaved, member.window, member in active)
             for member in state.subscribers.values()
         ],
     )
@@ -176,7 +177,8 @@ def _window(member: Subscriber) -> str:
         return f"{member.name} (does not read)"
     if member.reserved:
         return f"{member.name} (kept for a message that has to be alone)"
-    return f"{member.name} ({member.in_flight} of {member.window} in flight)"
+    unsaved = f", {member.unsaved} acks are being saved" if member.unsaved else ""
+    return f"{member.name} ({member.in_flight} of {member.window} in flight{unsaved})"
 
 
 def _settled(cursor: Cursor, offset: int, now: float) -> str:

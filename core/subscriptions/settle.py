@@ -36,6 +36,7 @@ def ack(state: State, name: str, partition: int, runs: Iterable[range], now: flo
             left -= _ack_late(state, cursor, name, run, now)
         acked += len(run) - left
     if acked:
+        subscriber.keep_places(acked, state.snapshots + 1)
         state.acked += acked
         state.breaker.acked(acked, now)
     return acked

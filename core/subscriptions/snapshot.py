@@ -80,6 +80,7 @@ def take(state: State) -> Snapshot:
         for cursor in state.cursors.values()
     ]
     state.dirty = False
+    state.snapshots += 1
     return Snapshot(state.options, partitions, state.paused, state.redelivered, state.dead_lettered)
 
 

@@ -37,6 +37,7 @@ class State:
         self.random = random
         self.paused = False
         self.dirty = True  # has it changed since the last snapshot?
+        self.snapshots = 0  # taken since the start
         self.acked = 0  # since the start, as is the next one
         self.nacked = 0
         self.redelivered = 0

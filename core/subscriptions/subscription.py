@@ -2,8 +2,8 @@
 
 May import: core.errors, core.subscriptions.alarms, core.subscriptions.cursor, core.subscriptions.decisions,
 core.subscriptions.delivery, core.subscriptions.failures, core.subscriptions.leases, core.subscriptions.options,
-core.subscriptions.records, core.subscriptions.report, core.subscriptions.settle, core.subscriptions.snapshot,
-core.subscriptions.state, the standard library.
+core.subscriptions.records, core.subscriptions.report, core.subscriptions.saving, core.subscriptions.settle,
+core.subscriptions.snapshot, core.subscriptions.state, the standard library.
 Never: trio, time, storage.
 
 Tell it what happened (join, offer, ack, ...), then ask decide() what to do: it is asked once for many events. `now` is
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 
 from core.errors import BadRequest, SubscriptionBusy
-from core.subscriptions import delivery, failures, report, settle, snapshot
+from core.subscriptions import delivery, failures, report, saving, settle, snapshot
 from core.subscriptions.alarms import NEVER
 from core.subscriptions.cursor import Cursor, Settlement
 from core.subscriptions.decisions import Decision
@@ -24,6 +24,7 @@ from core.subscriptions.leases import Subscriber
 from core.subscriptions.options import LARGEST_WINDOW, Mode, Options, check_between
 from core.subscriptions.records import Place, Record
 from core.subscriptions.report import Description
+from core.subscriptions.saving import Haste
 from core.subscriptions.snapshot import Snapshot
 from core.subscriptions.state import State
 
@@ -65,6 +66,20 @@ class Subscription:
     def snapshot(self) -> Snapshot:
         """Return what must survive a restart; `dirty` is False until the next change."""
         return snapshot.take(self._state)
+
+    @property
+    def snapshots(self) -> int:
+        """How many snapshots were taken: the number of the last one."""
+        return self._state.snapshots
+
+    @property
+    def haste(self) -> Haste:
+        """How soon the next snapshot should be made durable, if `dirty`."""
+        return saving.haste(self._state)
+
+    def saved(self, number: int) -> bool:
+        """The snapshot of this number is durable; returns whether that makes room in somebody's window."""
+        return saving.saved(self._state, number)
 
     @property
     def options(self) -> Options:
