@@ -108,6 +108,7 @@ class Link:
         with self._state:
             thread, self._thread = self._thread, None
             self._closing.set()
+            self._needed.set()  # it may be standing aside
             _hang_up(self._socket)
             self._state.notify_all()
         if thread is not None and thread is not threading.current_thread():

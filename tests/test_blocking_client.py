@@ -50,6 +50,16 @@ def test_the_first_use_connects(scripted: ScriptedBroker) -> None:
     assert scripted.hellos == [{"protocol": "1", "client_id": "tester", "producer_id": "new"}]
 
 
+def test_disconnecting_does_not_wait_for_a_thread_that_stands_aside(
+    scripted: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clients.link.ASIDE", 3600.0)
+    client = BrokerClient(port=scripted.port)
+    for _ in range(3):
+        client.ping()  # who waits for one answer reads for itself: the thread leaves the socket alone
+    client.disconnect()  # the test's own timeout would end it
+
+
 def test_a_publish_returns_its_receipt(scripted: ScriptedBroker, client: BrokerClient) -> None:
     receipt = client.publish("orders", b"one", partition=0, key="k", timestamp_ms=5, colour="red")
     assert receipt
