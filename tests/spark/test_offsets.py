@@ -73,7 +73,7 @@ def test_splitting_neither_loses_nor_repeats_a_row(sizes: list[int], most: int, 
 
 def test_a_range_is_split_when_it_is_large_and_not_before() -> None:
     assert split([Range(A, 0, ROWS_PER_TASK)]) == [Range(A, 0, ROWS_PER_TASK)]
-    assert [each.rows for each in split([Range(A, 0, 2 * ROWS_PER_TASK + 2)])] == [166_667, 166_667, 166_668]
+    assert [each.rows for each in split([Range(A, 0, 2 * ROWS_PER_TASK + 2)])] == [666_667, 666_667, 666_668]
 
 
 def test_new_partitions_and_topics_made_anew_are_read_from_their_first_message() -> None:
