@@ -36,6 +36,19 @@ class Wanted(NamedTuple):
         return {name: str(value) for name, value in self._asdict().items()} | {"index": "1"}
 
 
+class Stretch(NamedTuple):
+    """Whole batches of one partition from the one on that holds an offset, until they have so many bytes."""
+
+    topic: str
+    partition: int
+    offset: int
+    max_bytes: int
+
+    def properties(self) -> dict[str, str]:
+        """Return the properties of the FETCH frame."""
+        return {name: str(value) for name, value in self._asdict().items()} | {"bulk": "1"}
+
+
 class Fetched(Sequence[Message]):
     """Messages with consecutive offsets, made as they are asked for; `next_offset` is where to fetch what follows them.
 
@@ -127,7 +140,7 @@ class RawFetched(NamedTuple):
     """The answer to a FETCH with an index, as bytes, for those who read many messages at once."""
 
     frames: memoryview  # stored DATA frames; SEAL frames may lie between them
-    starts: memoryview  # where each DATA frame starts in them: big-endian u32
+    starts: memoryview  # where each DATA frame starts in them: big-endian u32, less the first of these, modulo 2^32
     offset: int  # of the first
     count: int  # type: ignore[assignment]
 

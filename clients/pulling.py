@@ -14,7 +14,17 @@ from typing import Any
 
 from clients.blocking_consumer import Consumer
 from clients.conversation import Conversation
-from clients.fetching import Extent, Fetched, RawFetched, Wanted, fetched, milliseconds, portion_in, raw_fetched
+from clients.fetching import (
+    Extent,
+    Fetched,
+    RawFetched,
+    Stretch,
+    Wanted,
+    fetched,
+    milliseconds,
+    portion_in,
+    raw_fetched,
+)
 from clients.link import Call, Link
 from clients.places import Place, place_of
 from clients.read_ahead import ReadAhead
@@ -58,16 +68,16 @@ class Pulling:
         self._read_ahead.go_on(wanted, portion.next_offset)
         return fetched(portion)
 
-    def _ask_for(self, wanted: Wanted, deadline: float) -> Call:
+    def _ask_for(self, wanted: Wanted | Stretch, deadline: float) -> Call:
         return self._link.begin(lambda: self._conversation.compose(MessageType.FETCH, wanted.properties()), deadline)
 
-    def begin_fetch(self, wanted: Wanted) -> Callable[[], RawFetched]:
-        """Ask for stored frames and return at once; call what is returned to wait for them.
+    def begin_fetch(self, wanted: Stretch) -> Callable[[], RawFetched]:
+        """Ask for stored batches and return at once; call what is returned to wait for them.
 
-        Several may be on their way: the broker reads the next ones while these are handled. Both calls raise as
-        fetch(), and ConnectionLost.
+        The broker reads them while whoever asked handles those before. Messages before the offset may come along. Both
+        calls raise as fetch(), and ConnectionLost.
         """
-        patience = wanted.max_wait + self._request_timeout
+        patience = self._request_timeout
         call = self._ask_for(wanted, monotonic() + patience)
         return lambda: raw_fetched(self._link.answer(call, monotonic() + patience))
 

@@ -80,6 +80,7 @@ class Fetch(Arguments):
     max_wait: Annotated[float, msgspec.Meta(ge=0, le=300)] = 0.0
     min_bytes: Annotated[int, msgspec.Meta(ge=0, le=16 << 20)] = 1
     index: bool = False
+    bulk: bool = False
 
 
 class CreateSubscription(Arguments):

@@ -1,6 +1,6 @@
 """core.reading: pulling messages out of a log, and waiting for more.
 
-May import: core.errors, core.frames, storage.engine, trio, the standard library.
+May import: core.errors, core.frames, storage.engine, storage.places, trio, the standard library.
 Never: sockets, files.
 """
 
@@ -19,6 +19,7 @@ import trio
 from core.errors import BadRequest, OffsetOutOfRange
 from core.frames import Frame, decode_frame
 from storage.engine import Chunk, PartitionLog
+from storage.places import words
 
 Turn = Callable[[], AbstractAsyncContextManager[None]]  # entered to read, left when the messages are the caller's
 
@@ -33,6 +34,7 @@ class Limits(NamedTuple):
     max_bytes: int = 1 << 20
     max_wait: float = 0.0
     min_bytes: int = 1
+    whole: bool = False  # whole batches, from the one on that holds the offset; max_messages does not count then
 
 
 def resolve(log: PartitionLog, offset: int) -> int:
@@ -61,6 +63,8 @@ async def fetch(log: PartitionLog, offset: int, limits: Limits, turn: Turn = nul
         if offset >= log.end_offset:
             await log.read(log.end_offset, 1)  # raises if the log is damaged: then its end means nothing
             return Chunk(offset, b"", ())
+        if limits.whole:
+            return await log.read_whole(offset, limits.max_bytes)
         return (await log.read(offset, limits.max_bytes)).first(limits.max_messages)
 
 
@@ -91,6 +95,11 @@ def index_of(chunk: Chunk) -> bytes:
     if sys.byteorder == "little":
         index.byteswap()
     return index.tobytes()
+
+
+def marks_of(chunk: Chunk) -> bytes:
+    """Return the same counted from elsewhere, modulo 2^32: the reader subtracts the first, and here is less to do."""
+    return words(chunk.positions)
 
 
 def messages(chunk: Chunk) -> list[Frame]:

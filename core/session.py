@@ -31,7 +31,7 @@ from core.methods import (
     call,
 )
 from core.publishing import Publishing
-from core.reading import Limits, index_of
+from core.reading import Limits, index_of, marks_of
 from core.replies import now_ms, refusal, success, success_head
 from core.signals import Signal, Wait
 from core.staging import Staging
@@ -287,10 +287,11 @@ class Session:
 
     async def _fetch(self, frame: Frame) -> bytes:
         wanted = arguments_from_text(Fetch, frame.properties)
-        limits = Limits(wanted.max_messages, wanted.max_bytes, wanted.max_wait, wanted.min_bytes)
+        limits = Limits(wanted.max_messages, wanted.max_bytes, wanted.max_wait, wanted.min_bytes, wanted.bulk)
         chunk = await self._broker.fetch(wanted.topic, wanted.partition, wanted.offset, limits, self._turn_to_read)
         state = {"offset": str(chunk.first_offset), "count": str(len(chunk.positions))}
-        index, frames = index_of(chunk) if wanted.index else b"", chunk.view
+        index = marks_of(chunk) if wanted.bulk else index_of(chunk) if wanted.index else b""
+        frames = chunk.view
         self._transport.send(success_head(frame, state, len(index) + len(frames)), index, frames)
         return b""
 

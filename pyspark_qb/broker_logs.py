@@ -40,7 +40,8 @@ class BrokerSlice(Slice):
         client = connected(self._address, self._request_timeout)
         try:
             for got in Fetches(client, self.range, fail_on_data_loss=self._fail):
-                positions = np.frombuffer(got.starts, ">u4").astype(np.int64)
+                starts = np.frombuffer(got.starts, ">u4").astype(np.uint32)
+                positions = (starts - starts[0]).astype(np.int64)  # modulo 2^32, as they are counted
                 yield Chunk(np.frombuffer(got.frames, np.uint8), positions, got.offset)
         except UnknownTopic as gone:
             if self._fail:

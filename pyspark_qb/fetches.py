@@ -8,21 +8,18 @@ Never: pyspark, numpy, pyarrow.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
-from clients.errors import ConnectionLost, OffsetOutOfRange
-from clients.fetching import RawFetched, Wanted
+from clients.errors import ConnectionLost, OffsetOutOfRange, QBError
+from clients.fetching import RawFetched, Stretch
 from clients.pulling import Pulling
 from pyspark_qb.errors import DataLost
 from pyspark_qb.offsets import Range
 
-AHEAD = 3  # fetches on their way at once
-FETCH_BYTES = 1 << 20  # about what one of them brings
-MOST_BYTES = 5 * FETCH_BYTES // 4  # and at most, where messages are longer than those before
-MOST_MESSAGES = 100_000  # the broker gives no more in one answer
+FETCH_BYTES = 2 << 20  # of whole batches, about what one fetch brings
 LOSSES = 3  # connections lost in a row while one answer is waited for are a failure
 
 log = logging.getLogger("pyspark_qb")
@@ -39,24 +36,16 @@ def again_if_lost(ask: Callable[[], T]) -> T:
     return ask()
 
 
-class _Asked(NamedTuple):
-    """A fetch on its way, for the messages from `start` up to `end`."""
-
-    start: int
-    end: int
-    answer: Callable[[], RawFetched]
-
-
 class Fetches:
     """The messages of a range, in order. Iterating blocks, and raises what BrokerClient.fetch() does, or DataLost.
 
-    A lost connection is no failure: what had been asked for is asked for again.
+    Batches come as a whole, so that there may be others before the first message and behind the last. A lost connection
+    is no failure: what had been asked for is asked for again.
     """
 
     def __init__(self, client: Pulling, range: Range, *, fail_on_data_loss: bool) -> None:
         self._client, self._range, self._fail = client, range, fail_on_data_loss
-        self._asked: deque[_Asked] = deque()
-        self._messages = 0  # how many make FETCH_BYTES, as far as is known
+        self._ahead: Callable[[], RawFetched] | None = None  # the answer to what is asked for next
 
     def __iter__(self) -> Iterator[RawFetched]:
         at, end = self._range.start, self._range.end
@@ -69,35 +58,19 @@ class Fetches:
             if not got.count:
                 self._after_loss(at, None)
                 return
-            yield got
             at = got.next_offset
+            if at < end:
+                with suppress(QBError):  # then it is asked for when its turn has come
+                    self._ahead = self._ask(at)
+            yield got
 
     def _next(self, at: int) -> RawFetched:
         """Return the messages from `at` on."""
-        try:
-            self._ask_ahead(at)
-            got = self._asked.popleft().answer()
-        except ConnectionLost:
-            self._asked.clear()
-            raise
-        if got.count:
-            average = len(got.frames) / got.count
-            self._messages = max(1, min(int(FETCH_BYTES / average), MOST_MESSAGES))
-        return got
+        answer, self._ahead = self._ahead or self._ask(at), None
+        return answer()
 
-    def _ask_ahead(self, at: int) -> None:
-        """Have fetches on their way; one alone until it is known how long the messages are."""
-        if self._asked and self._asked[0].start > at:  # an answer was shorter than asked for: messages have grown
-            self._asked.appendleft(self._ask(at, self._asked[0].start))
-        depth = AHEAD if self._messages else 1
-        while len(self._asked) < depth and (start := self._asked[-1].end if self._asked else at) < self._range.end:
-            self._asked.append(self._ask(start, min(start + (self._messages or MOST_MESSAGES), self._range.end)))
-
-    def _ask(self, start: int, end: int) -> _Asked:
-        topic, partition = self._range.partition
-        most = MOST_BYTES if self._messages else FETCH_BYTES
-        wanted = Wanted(topic, partition, start, max_messages=min(end - start, MOST_MESSAGES), max_bytes=most)
-        return _Asked(start, end, self._client.begin_fetch(wanted))
+    def _ask(self, at: int) -> Callable[[], RawFetched]:
+        return self._client.begin_fetch(Stretch(*self._range.partition, at, FETCH_BYTES))
 
     def _after_loss(self, at: int, first: int | None) -> int:
         """Return where to go on when what is at `at` is not there any more. Raises DataLost."""
@@ -107,5 +80,4 @@ class Fetches:
         if self._fail:
             raise DataLost(f'{text}; option("failOnDataLoss", "false") goes on without them')
         log.warning("%s", text)
-        self._asked.clear()
         return to

@@ -162,6 +162,12 @@ class PartitionLog(Protocol):
         Ends at the visible end and near max_bytes. Raises OffsetOutOfRange, LogDamaged.
         """
 
+    async def read_whole(self, offset: int, max_bytes: int) -> Chunk:
+        """Return stored batches as a whole: from the one on that holds `offset`, to the end of one near max_bytes.
+
+        So it may begin before `offset`. Only the visible end cuts a batch. Raises as read().
+        """
+
     async def offset_for_time(self, time_ms: int) -> int:
         """Return the first offset appended at or after that time, or the end."""
 

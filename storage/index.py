@@ -1,6 +1,6 @@
 """storage.index: where each record of a segment starts and when it was appended.
 
-May import: storage.files, the standard library.
+May import: storage.files, storage.places, the standard library.
 Never: trio, the log itself: an index is a cache and no evidence. What was compared with the log is `believed`.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import struct
 import sys
 import threading
 from array import array
@@ -17,8 +16,9 @@ from contextlib import suppress
 from itertools import repeat
 
 from storage.files import OpenFiles, datasync, read_all, read_cached, write_all
+from storage.places import ENTRY as ENTRY
+from storage.places import Places
 
-ENTRY = struct.Struct(">QQ")  # position in the log, append time in ms
 FEW = 8  # entries for which arrays do not pay
 WRITE_AT = 4096  # bytes of entries that gather before they are written
 
@@ -105,7 +105,7 @@ class IndexFile:
         except FileNotFoundError:
             return 0, 0
 
-    def entries(self, first: int, count: int, *, cached: bool = False) -> tuple[array[int], array[int]]:
+    def entries(self, first: int, count: int, *, cached: bool = False) -> Places:
         """Return positions and append times of `count` records from the first-th on, fewer if it has no more.
 
         Raises as entry().
@@ -118,10 +118,7 @@ class IndexFile:
             data = b""
         finally:
             self._lock.release()
-        entries = array("Q", data[: len(data) - len(data) % ENTRY.size])
-        if sys.byteorder == "little":
-            entries.byteswap()
-        return entries[0::2], entries[1::2]
+        return Places(data[: len(data) - len(data) % ENTRY.size])
 
     def _bytes(self, start: int, stop: int, cached: bool) -> bytes:
         written = self._written * ENTRY.size

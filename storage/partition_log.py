@@ -30,7 +30,7 @@ from storage.gathering import Gathering, Waiting, tell
 from storage.recovery import Recovered
 from storage.segment import Segment
 from storage.shared import HOUR_MS, Health, Shared
-from storage.tail import Stored, Tail
+from storage.tail import Stored, Tail, together
 from storage.threads import result_of
 
 logger = logging.getLogger(__name__)
@@ -304,6 +304,17 @@ class LocalLog:
         chunk = self._visible(self._shared.reads.read(self, offset, max_bytes))
         assert chunk is not None
         return chunk
+
+    async def read_whole(self, offset: int, max_bytes: int) -> Chunk:
+        await trio.lowlevel.checkpoint()
+        self._check_readable()
+        if offset == self._end_offset:
+            return Chunk(offset, b"", ())
+        self._segment_of(offset)  # raises if there is none
+        chunk = self._tail.read_whole(offset, max_bytes) or together(await self._read_batches(offset, max_bytes))
+        visible = self._visible(chunk)
+        assert visible is not None
+        return visible
 
     def _visible(self, chunk: Chunk | None) -> Chunk | None:
         if chunk is None or chunk.next_offset <= self._end_offset:

@@ -1,6 +1,7 @@
 """storage.segment: one .log and its .idx; knows the byte layout, knows no neighbours.
 
-May import: storage.batches, storage.engine, storage.files, storage.index, storage.tail, the standard library.
+May import: storage.batches, storage.engine, storage.files, storage.index, storage.places, storage.tail, the standard
+library.
 Never: trio, other segments, topics.
 """
 
@@ -10,16 +11,15 @@ import os
 import time
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from itertools import repeat
-from operator import sub
 from pathlib import Path
 
 from storage.batches import BadBatch, Batch, Incomplete, Read, around, prove, seal, walk
 from storage.engine import Range
 from storage.files import CACHED_AT_MOST, OpenFiles, datasync, read_all, read_cached, sync_directory, write_all
 from storage.index import Entries, IndexFile
+from storage.places import Places
 from storage.tail import Stored
 
 FIRST_LOOK = 64 * 1024  # what is read at first to find the seal of a batch
@@ -184,27 +184,27 @@ class Segment:
         first = first_offset - self.base_offset
         count = max(least, max_bytes * self.count // self.size) + FEW_MORE
         while True:
-            positions, times = self.index.entries(first, count, cached=cached)
-            ends = len(positions) < count or positions[-1] >= size  # does it reach to the end of what we may see?
-            del positions[bisect_left(positions, size) :]
-            if len(positions) < least:
+            places = self.index.entries(first, count, cached=cached)
+            ends = len(places) < count or places[-1] >= size  # does it reach to the end of what we may see?
+            known = bisect_left(places, size)
+            if known < least:
                 raise BadBatch(size, first_offset, "the index has no such record")
-            wanted = max(least, bisect_left(positions, positions[0] + max_bytes))
-            number = bisect_right(times, times[wanted - 1], hi=len(positions))
-            if positions[number - 1] - positions[0] > max_bytes + LONGEST:
+            wanted = max(least, bisect_left(places, places[0] + max_bytes, hi=known))
+            number = bisect_right(range(known), places.time(wanted - 1), key=places.time)
+            if places[number - 1] - places[0] > max_bytes + LONGEST:
                 return []
-            if ends or number < len(positions):
-                stop = positions[number] if number < len(positions) else size
-                return [self._prove(read, first_offset, positions[:number], stop)]
+            if ends or number < known:
+                stop = places[number] if number < known else size
+                return [self._prove(read, first_offset, places.first(number), stop)]
             count *= 2
 
-    def _prove(self, read: Read, first_offset: int, positions: Sequence[int], stop: int) -> Stored:
-        """Return the batches with records at these positions as one."""
-        start = positions[0]
+    def _prove(self, read: Read, first_offset: int, places: Places, stop: int) -> Stored:
+        """Return the batches with records at these places as one."""
+        start = places[0]
         data = read(start, stop - start)
-        append_ms, size = prove(memoryview(data), positions, first_offset)
-        self._remember(first_offset + len(positions), start + size)
-        return Stored(first_offset, append_ms, data[:size], array("I", map(sub, positions, repeat(start))))
+        append_ms, size = prove(memoryview(data), places, first_offset)
+        self._remember(first_offset + len(places), start + size)
+        return Stored(first_offset, append_ms, data[:size], places.since(start))
 
     def _batch_of(self, read: Read, offset: int, size: int, cached: bool) -> tuple[int, int]:
         """Return position and first offset of the batch that holds `offset`, as its seal says."""

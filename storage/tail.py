@@ -33,6 +33,7 @@ class Stored(NamedTuple):
 
 
 DROPPED = Stored(0, 0, b"", ())  # stands where a batch was, so that its memory is free at once
+LONG = 256 * 1024  # bytes of a batch that is not worth joining with others
 
 
 def cut(batches: Sequence[Stored], at: int, offset: int, max_bytes: int) -> Chunk:
@@ -43,6 +44,18 @@ def cut(batches: Sequence[Stored], at: int, offset: int, max_bytes: int) -> Chun
     if stop < len(first.data) or at + 1 == len(batches) or len(batches[at + 1].data) > room:
         return Chunk(offset, first.data, taken, stop)  # from one batch: nothing is copied
     return _join(batches, at, Chunk(offset, first.data, taken, stop), room)
+
+
+def whole(batches: Sequence[Stored], at: int, max_bytes: int) -> Chunk:
+    """Return whole batches from batches[at] on, near `max_bytes` but at least one; a long one goes alone, uncopied."""
+    first = batches[at]
+    size = len(first.data)
+    return cut(batches, at, first.first_offset, size if size >= LONG else max(size, max_bytes))
+
+
+def together(batches: Sequence[Stored]) -> Chunk:
+    """Return all of these batches."""
+    return cut(batches, 0, batches[0].first_offset, sum([len(batch.data) for batch in batches]))
 
 
 def _join(batches: Sequence[Stored], at: int, first: Chunk, room: int) -> Chunk:
@@ -96,10 +109,17 @@ class Tail:
 
     def read(self, offset: int, max_bytes: int) -> Chunk | None:
         """Return records from `offset` on, if they are here."""
+        at = self._find(offset)
+        return None if at is None else cut(self._batches, at, offset, max_bytes)
+
+    def read_whole(self, offset: int, max_bytes: int) -> Chunk | None:
+        """Return whole batches from the one on that holds `offset`, if they are here."""
+        at = self._find(offset)
+        return None if at is None else whole(self._batches, at, max_bytes)
+
+    def _find(self, offset: int) -> int | None:
         at = bisect_right(self._batches, offset, lo=self._gone, key=_first_offset) - 1
-        if at < self._gone or offset >= self._batches[at].next_offset:
-            return None
-        return cut(self._batches, at, offset, max_bytes)
+        return None if at < self._gone or offset >= self._batches[at].next_offset else at
 
 
 def _first_offset(batch: Stored) -> int:

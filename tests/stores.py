@@ -108,6 +108,18 @@ def messages(chunk: Chunk) -> list[tuple[int, bytes]]:
     return found
 
 
+async def _batch_by_batch(log: PartitionLog, max_bytes: int) -> list[tuple[int, bytes]]:
+    """Return (offset, body) of the whole log, read in bulk."""
+    found: list[tuple[int, bytes]] = []
+    offset = log.first_offset
+    while offset < log.end_offset:
+        chunk = await log.read_whole(offset, max_bytes)
+        assert chunk.first_offset == offset  # since the one before ended with a batch
+        found += messages(chunk)
+        offset = chunk.next_offset
+    return found
+
+
 async def everything(log: PartitionLog, max_bytes: int = 1000) -> list[bytes]:
     """Return the bodies of the whole log, read chunk by chunk."""
     found: list[tuple[int, bytes]] = []
@@ -119,6 +131,7 @@ async def everything(log: PartitionLog, max_bytes: int = 1000) -> list[bytes]:
         found += messages(chunk)
         offset = chunk.next_offset
     assert [offset for offset, _ in found] == list(range(log.first_offset, log.end_offset))
+    assert await _batch_by_batch(log, max_bytes) == found
     return [body for _, body in found]
 
 

@@ -57,6 +57,23 @@ async def test_an_index_says_where_each_message_starts(a_broker):
             ]
 
 
+@pytest.mark.parametrize("tail_bytes", [0, 1 << 20])
+async def test_in_bulk_whole_batches_come_with_marks_to_be_counted_from_the_first(a_broker, tail_bytes):
+    async with a_broker(storage={"tail_bytes": tail_bytes}) as connect:
+        peer = await filled(connect)
+        for offset in (0, 7, 10):
+            answer = await fetch(peer, offset, bulk="1", max_messages="1")
+            count, first = int(answer.properties["count"]), int(answer.properties["offset"])
+            assert first + count == 10
+            marks = struct.unpack_from(f">{count}I", answer.body)
+            frames = answer.body[4 * count :]
+            found = [decode_frame(frames, (mark - marks[0]) % 2**32) for mark in marks]
+            assert [(frame.sequence_number, frame.body) for frame in found] == [
+                (n, b"%d" % n) for n in range(first, 10)
+            ]
+        assert int((await fetch(peer, 3, bulk="1", max_bytes="1")).properties["count"]) == 1
+
+
 async def test_minus_two_is_the_earliest_and_minus_one_the_end(a_broker):
     async with a_broker() as connect:
         peer = await filled(connect)

@@ -15,7 +15,7 @@ from conftest import BrokerProcess
 
 from client import AsyncBrokerClient, BadRequest, BrokerClient, OffsetOutOfRange, UnknownPartition, UnknownTopic
 from clients.conversation import Conversation
-from clients.fetching import Wanted, fetched, portion_in, raw_fetched
+from clients.fetching import Stretch, Wanted, fetched, portion_in, raw_fetched
 from clients.read_ahead import MOST
 from core.errors import PeerMisbehaved
 from core.frames import Frame, MessageType, decode_frame, encode_frame
@@ -60,20 +60,21 @@ def test_a_message_comes_back_with_all_that_was_published(client: BrokerClient, 
         message.ack()
 
 
-def test_several_fetches_on_their_way_bring_stored_frames_and_where_they_start(
+def test_several_fetches_on_their_way_bring_stored_batches_and_where_their_frames_start(
     client: BrokerClient, topic: str
 ) -> None:
-    client.publish_many(topic, [b"%d" % number for number in range(30)], 0)
-    answers = [client.begin_fetch(Wanted(topic, 0, offset, max_messages=7)) for offset in (0, 7, 14, 30)]
+    for start in (0, 10, 20):
+        client.publish_many(topic, [b"%d" % number for number in range(start, start + 10)], 0)
+    answers = [client.begin_fetch(Stretch(topic, 0, offset, 1)) for offset in (0, 13, 29, 30)]
     found = []
     for answer in answers:
         got = answer()
         starts = [int.from_bytes(got.starts[at : at + 4], "big") for at in range(0, len(got.starts), 4)]
-        frames = [decode_frame(got.frames, start) for start in starts]
+        frames = [decode_frame(got.frames, (start - starts[0]) % 2**32) for start in starts]
         assert [frame.sequence_number for frame in frames] == [*range(got.offset, got.next_offset)]
         found += [frame.body for frame in frames]
-    assert found == [b"%d" % number for number in range(21)]
-    lost = client.begin_fetch(Wanted(topic, 5, 0))
+    assert found == [b"%d" % number for number in range(30)]
+    lost = client.begin_fetch(Stretch(topic, 5, 0, 1))
     with pytest.raises(UnknownPartition):
         lost()
 

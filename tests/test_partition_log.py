@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,9 @@ from stores import (
 
 from core.errors import OffsetOutOfRange
 from core.frames import MessageType, frame_length
+from storage.batches import walk
 from storage.engine import Chunk, Topic
+from storage.places import words
 
 
 async def test_offsets_are_dense_across_runs_batches_and_starts(tmp_path: Path) -> None:
@@ -156,6 +160,49 @@ async def test_memory_and_disk_give_the_same_records_from_every_offset(
             assert [body for _, body in found] == bodies[offset : offset + len(found)]
             one_record = frame_length(chunk.data, chunk.positions[0])
             assert chunk.size <= max(max_bytes, one_record + 100)
+
+
+@pytest.mark.parametrize("believed", [True, False])
+@pytest.mark.parametrize("tail_bytes", [0, 10**6])
+@pytest.mark.parametrize("max_bytes", [1, 1000, 10**6])
+async def test_in_bulk_come_whole_batches_from_the_one_that_holds_the_offset(
+    tmp_path: Path, tail_bytes: int, max_bytes: int, believed: bool
+) -> None:
+    clock = Clock()
+    async with opened(tmp_path, clock, tail_bytes=tail_bytes) as engine:
+        log = engine.log("t", 0)
+        for number in range(20):
+            await store(log, *[b"%d" % number * 9] * 3)
+            clock.now += 1
+        log._segments[0].index.believed = believed
+        for offset in range(60):
+            chunk = await log.read_whole(offset, max_bytes)
+            assert chunk.first_offset == offset - offset % 3
+            assert [body for _, body in messages(chunk)] == [
+                b"%d" % (number // 3) * 9 for number in range(chunk.first_offset, chunk.next_offset)
+            ]
+            walked = [
+                batch.positions for batch in walk(_reader(chunk.frames), 0, len(chunk.frames), offset - offset % 3)
+            ]
+            assert sum(map(len, walked)) == len(chunk.positions)  # so every batch has its seal
+            assert len(walked) == 1 if max_bytes == 1 else len(walked) > 1 or offset >= 57
+            first, *marks = struct.unpack(f">{len(chunk.positions)}I", words(chunk.positions))
+            assert [mark - first for mark in marks] == [each - chunk.positions[0] for each in chunk.positions][1:]
+
+
+def _reader(data: bytes) -> Callable[[int, int], bytes]:
+    return lambda position, length: data[position : position + length]
+
+
+async def test_in_bulk_only_the_visible_end_cuts_a_batch(tmp_path: Path) -> None:
+    async with opened(tmp_path) as engine:
+        log = engine.log("t", 0)
+        await store(log, b"a", b"b", b"c")
+        log.hold(2)
+        assert messages(await log.read_whole(1, 10**6)) == [(0, b"a"), (1, b"b")]
+        assert await log.read_whole(2, 10**6) == Chunk(2, b"", ())
+        with pytest.raises(OffsetOutOfRange):
+            await log.read_whole(3, 10**6)
 
 
 async def test_a_chunk_holds_frames_and_seals_and_nothing_else(tmp_path: Path) -> None:

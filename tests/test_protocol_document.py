@@ -75,6 +75,11 @@ FAST: list[Step] = [
         1,
     ),
     (
+        "Fetch in bulk: where its frames start, then the whole batch that holds the offset",
+        [encode_frame(T.FETCH, 2**63 + 10, NOON, {"topic": "orders", "partition": "1", "offset": "2", "bulk": "1"})],
+        1,
+    ),
+    (
         "Begin a transaction",
         [
             encode_frame(
@@ -157,7 +162,8 @@ async def play(broker: MessageBroker, steps: list[Step], *, goodbye: bool) -> st
         for title, sent, answers in steps:
             await stream.send_all(b"".join(sent))
             received = [await receive() for _ in range(answers)]
-            lines = [show(">", frame) for frame in sent] + [show("<", frame) for frame in received]
+            marked = any(b"bulk=1" in frame for frame in sent)
+            lines = [show(">", frame) for frame in sent] + [show("<", frame, marked) for frame in received]
             shown.append(f"**{title}**\n```\n" + "\n".join(lines) + "\n```\n")
         if goodbye:
             session.drain()
@@ -166,8 +172,8 @@ async def play(broker: MessageBroker, steps: list[Step], *, goodbye: bool) -> st
     return "\n".join(shown)
 
 
-def show(arrow: str, data: bytes) -> str:
-    """Return a frame as hex, a field a line, with its meaning."""
+def show(arrow: str, data: bytes, marked: bool = False) -> str:
+    """Return a frame as hex, a field a line, with its meaning; `marked` if an index of the frames in it comes first."""
     if len(data) < 32:
         return f"{arrow} {data.hex(' ', 4)}    ({data!r})"
     frame: Frame = decode_frame(data)
@@ -183,8 +189,10 @@ def show(arrow: str, data: bytes) -> str:
     if kind in (MessageType.DELIVER, MessageType.STAGE) or (
         kind == MessageType.ACK and "offset" in frame.properties and frame.body
     ):
-        lines.append(f"  {data[body_at : body_at + 4].hex()}   the body is these frames:")
-        lines += [f"    {line}" for inner in _split(frame.body) for line in show("-", inner).splitlines()]
+        marks = 4 * int(frame.properties["count"]) if marked else 0
+        between = f" {frame.body[:marks].hex(' ', -4)}   where they start;" if marked else "  "
+        lines.append(f"  {data[body_at : body_at + 4].hex()}{between} the body is these frames:")
+        lines += [f"    {line}" for inner in _split(frame.body[marks:]) for line in show("-", inner).splitlines()]
         return "\n".join(lines)
     try:
         body = f"   {frame.body.decode()}" if frame.body else ""

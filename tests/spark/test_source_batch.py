@@ -180,7 +180,6 @@ def sized(sizes: list[int]) -> list[bytes]:
 
 
 def test_messages_that_grow_and_shrink_are_all_fetched(broker: BrokerProcess, client: BrokerClient) -> None:
-    """How many messages a fetch asks for is learnt from those before; here that is wrong all the time."""
     sent = sized([10] * 30_000 + [400_000] * 25 + [0] * 5_000 + [9_000_000, 3])
     client.create_topic("events")
     client.publish_many("events", sent)
