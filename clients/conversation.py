@@ -18,13 +18,24 @@ from clients.errors import ConnectionLost, OffsetOutOfRange, PublishUncertain, R
 from clients.publishing import Body, Form
 from clients.window import Answer, Batch, Held, Refused, Stored, Window
 from core.errors import Code, PeerMisbehaved
-from core.frames import LENGTH, OVERHEAD, PROBE, Frame, MessageType, decode_frame, encode_frame, frame_length
+from core.frames import (
+    LENGTH,
+    LENGTH_AND_TYPE,
+    OVERHEAD,
+    PROBE,
+    Frame,
+    MessageType,
+    decode_frame,
+    encode_frame,
+    frame_length,
+)
 
 PROTOCOL = "1"
 FIRST_REQUEST = 2**63  # publishes are numbered from 1 up, everything else from here up
 WINDOW_NUMBERS = 32_768  # the broker remembers 65,536 numbers of a producer
 WINDOW_BYTES = 8 * 1024 * 1024
 MAX_FRAME = 256 * 1024 * 1024  # longer than any broker sends: a peer that claims more is not one
+LONG_FRAME = 128 * 1024  # one that is longer gets a buffer of its own, which is read into and not copied again
 
 
 class Welcome(NamedTuple):
@@ -40,7 +51,7 @@ class TurnedAway(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """The reply to a request or a ping of ours; see answer_of()."""
+    """The reply to a request or a ping of ours; see answer_of(). The body of a long one is a memoryview."""
 
     number: int
     frame: Frame
@@ -94,10 +105,12 @@ class Conversation:
         self._hello: int | None = None  # the number of a HELLO that is not answered yet
         self._buffer = bytearray()
         self._position = 0
+        self._long: bytearray | None = None  # a long frame of which not all has come yet
+        self._filled = 0  # so much of it has
 
     def open(self) -> bytes:
         """Return what to send first on a new connection."""
-        self._buffer, self._position = bytearray(), 0
+        self._buffer, self._position, self._long = bytearray(), 0, None
         properties = {"protocol": PROTOCOL}
         if self._client_id is not None:
             properties["client_id"] = self._client_id
@@ -171,8 +184,21 @@ class Conversation:
         for window in (self._window, self._staged):
             window.abandon(batch)
 
+    def room(self) -> memoryview | None:
+        """Return where the bytes that come next may be read into, if they belong to a long frame: filled() follows."""
+        return None if self._long is None else memoryview(self._long)[self._filled :]
+
+    def filled(self, size: int) -> None:
+        """Note that so many bytes were read into the room."""
+        self._filled += size
+
     def receive(self, data: bytes) -> None:
         """Keep bytes for next_event() to parse."""
+        if (room := self.room()) is not None:
+            mine = data[: len(room)]
+            room[: len(mine)] = mine
+            self.filled(len(mine))
+            data = data[len(mine) :]
         if self._position:
             del self._buffer[: self._position]
             self._position = 0
@@ -188,6 +214,8 @@ class Conversation:
         return None
 
     def _next_frame(self) -> Frame | None:
+        if self._long is not None:
+            return self._long_frame()
         available = len(self._buffer) - self._position
         if available < LENGTH.size:
             return None
@@ -195,10 +223,25 @@ class Conversation:
         if not OVERHEAD <= length <= MAX_FRAME:
             raise PeerMisbehaved(f"what answers is not a QB broker: its bytes claim a frame of {length} bytes")
         if available < length:
+            if length > LONG_FRAME:
+                self._begin_long(length)
             return None
         frame = decode_frame(self._buffer, self._position)
         self._position += length
         return frame
+
+    def _begin_long(self, length: int) -> None:
+        begun, self._long = self._buffer[self._position :], bytearray(length)
+        self._long[: len(begun)] = begun
+        self._filled, self._buffer, self._position = len(begun), bytearray(), 0
+
+    def _long_frame(self) -> Frame | None:
+        """Return the long frame if it is whole. Only the body of an answer is lent: others may be kept for long."""
+        whole = self._long
+        if whole is None or self._filled < len(whole):
+            return None
+        self._long = None
+        return decode_frame(whole, lend=LENGTH_AND_TYPE.unpack_from(whole)[1] == MessageType.ACK)
 
     def _read_ack(self, frame: Frame) -> Event | None:
         if frame.sequence_number == self._hello:
@@ -286,7 +329,7 @@ def answer_of(frame: Frame) -> Any:
     """Return the JSON value in the reply to a request. Raises RequestRefused, or PeerMisbehaved."""
     check_success(frame)
     try:
-        return json.loads(frame.body) if frame.body else None
+        return json.loads(str(frame.body, "utf-8")) if frame.body else None
     except ValueError:
         raise PeerMisbehaved("a reply's body is not JSON") from None
 

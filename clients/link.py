@@ -342,11 +342,16 @@ class Link:
         self._needed.clear()
 
     def _receive(self, sock: socket.socket) -> None:
-        data = sock.recv(RECEIVE_SIZE)
-        if not data:
+        with self._state:
+            room = self._conversation.room()
+        got = sock.recv(RECEIVE_SIZE) if room is None else sock.recv_into(room)
+        if not got:
             raise EOFError
         with self._state:
-            self._conversation.receive(data)
+            if isinstance(got, bytes):
+                self._conversation.receive(got)
+            else:
+                self._conversation.filled(got)
 
     def _handle_events(self, sock: socket.socket) -> None:
         while True:

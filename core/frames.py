@@ -124,10 +124,11 @@ def frame_length(buffer: bytes | bytearray | memoryview, position: int = 0) -> i
     return LENGTH.unpack_from(buffer, position)[0]  # type: ignore[no-any-return]
 
 
-def decode_frame(buffer: bytes | bytearray | memoryview, position: int = 0) -> Frame:
+def decode_frame(buffer: bytes | bytearray | memoryview, position: int = 0, *, lend: bool = False) -> Frame:
     """Return the whole frame at `position`. Raises PeerMisbehaved when its lengths do not add up.
 
-    The caller has made sure that `total_length` bytes are there.
+    The caller has made sure that `total_length` bytes are there. With `lend` the body is a memoryview of the buffer and
+    not a copy: for long ones, whose readers know it.
     """
     total, type, sequence_number, timestamp, properties_length = HEAD.unpack_from(buffer, position)
     properties_at = position + HEAD.size
@@ -141,8 +142,8 @@ def decode_frame(buffer: bytes | bytearray | memoryview, position: int = 0) -> F
         )
     body_at = body_length_at + LENGTH.size
     properties = decode_properties(bytes(buffer[properties_at:body_length_at]))
-    body = bytes(memoryview(buffer)[body_at : body_at + body_length])  # a slice of a bytearray would be a second copy
-    return Frame(type, sequence_number, timestamp, properties, body)
+    body = memoryview(buffer)[body_at : body_at + body_length]  # a slice of a bytearray would be a second copy
+    return Frame(type, sequence_number, timestamp, properties, body if lend else bytes(body))  # type: ignore[arg-type]
 
 
 def definition() -> construct.Construct:

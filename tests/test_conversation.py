@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from itertools import pairwise
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -154,6 +155,49 @@ def test_events_do_not_depend_on_how_tcp_cuts_the_bytes(cuts: list[int]) -> None
     edges = [0, *sorted(cuts), len(REPLIES)]
     pieces = [REPLIES[a:b] for a, b in pairwise(edges)]
     assert described(read_in(pieces)) == described(read_in([REPLIES]))
+
+
+def read_into_room(steps: list[int]) -> list[Event]:
+    """Read the replies as a link does: into the room for a long frame if there is one."""
+    conversation = welcomed(Conversation())
+    conversation.publish(FORM, [b"a", b"b"], "first")
+    conversation.publish(FORM, [b"c"], "second")
+    found, at = list[Event](), 0
+    for step in [*steps, *[len(REPLIES)] * 20]:
+        room, data = conversation.room(), REPLIES[at : at + step]
+        if room is not None:
+            data = data[: len(room)]
+            room[: len(data)] = data
+            conversation.filled(len(data))
+            found += events(conversation, b"")
+        else:
+            found += events(conversation, data)
+        at += len(data)
+    return found
+
+
+@given(cuts=st.lists(st.integers(0, len(REPLIES)), max_size=6), steps=st.lists(st.integers(1, 90), max_size=9))
+def test_long_frames_are_the_same_events(cuts: list[int], steps: list[int]) -> None:
+    as_short_ones = described(read_in([REPLIES]))
+    pieces = [REPLIES[a:b] for a, b in pairwise([0, *sorted(cuts), len(REPLIES)])]
+    with mock.patch("clients.conversation.LONG_FRAME", 40):
+        assert described(read_in(pieces)) == as_short_ones
+        assert described(read_into_room(steps)) == as_short_ones
+
+
+def test_only_the_body_of_a_long_answer_is_lent() -> None:
+    replies = [
+        encode_frame(kind, FIRST_REQUEST + 5, body=b'{"a":1}') for kind in (MessageType.ACK, MessageType.DELIVER)
+    ]
+    conversation = welcomed(Conversation())
+    with mock.patch("clients.conversation.LONG_FRAME", 20):
+        found = [event for reply in replies for half in (reply[:9], reply[9:]) for event in events(conversation, half)]
+    answered, pushed = found
+    assert isinstance(answered, Answered)
+    assert isinstance(answered.frame.body, memoryview)
+    assert isinstance(pushed, Pushed)
+    assert isinstance(pushed.frame.body, bytes)
+    assert answer_of(answered.frame._replace(properties={"status": "success"})) == {"a": 1}
 
 
 def test_trailing_bytes_wait_for_the_rest_of_their_frame() -> None:
