@@ -1,23 +1,26 @@
 """pyspark_qb.decoding: stored frames as Arrow columns, in bulk.
 
-May import: core.frames, pyspark_qb.bounds, pyspark_qb.property_columns, pyspark_qb.spans, numpy, pyarrow,
-the standard library.
+May import: core.frames, pyspark_qb.alike, pyspark_qb.bounds, pyspark_qb.property_columns, pyspark_qb.spans, numpy,
+pyarrow, the standard library.
 Never: pyspark, sockets, files.
 
-Given where the frames start, numpy picks their heads and Arrow copies their bodies; Python never sees a message.
+Given where the frames start, numpy picks their heads and Arrow copies their bodies; Python never sees a message. Frames
+that are alike are read faster still.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from core.frames import HEAD, OVERHEAD, MessageType
+from pyspark_qb.alike import Alike, alike
 from pyspark_qb.bounds import Bounds
-from pyspark_qb.property_columns import PropertyColumns, property_columns
+from pyspark_qb.property_columns import PropertyColumns, SameProperties, property_columns
 from pyspark_qb.spans import Bytes, Numbers, gather, spans
 
 # core.frames.HEAD for numpy; a test proves that they are the same
@@ -57,61 +60,108 @@ class Decoder:
     """Turns chunks of one partition into record batches of the wanted columns."""
 
     def __init__(self, topic: str, partition: int, columns: Sequence[str], times: Bounds = EVER) -> None:
-        self._topic, self._partition = topic, partition
         self._columns, self._times = columns, times
+        self._topic = _Repeated(pa.scalar(topic))
+        self._partition = _Repeated(pa.scalar(partition, pa.int32()))
 
     def decode(self, chunk: Chunk) -> pa.RecordBatch:
         """Return the messages as rows, those of other times left out. Raises NotStored."""
-        heads = heads_of(chunk)
-        positions, times = chunk.positions, microseconds(heads["timestamp"])
-        keep = self._within(times)
-        if keep is not None:
-            heads, positions, times = heads[keep], positions[keep], times[keep]
-        frames = _Frames(chunk.data, positions, heads)
-        arrays = [self._column(name, frames, times) for name in self._columns]
-        return pa.RecordBatch.from_arrays(arrays, names=list(self._columns))
+        frames = self._frames(chunk)
+        return pa.RecordBatch.from_arrays([self._column(name, frames) for name in self._columns], list(self._columns))
 
-    def _within(self, times: Numbers) -> Any:
-        """Return which of the times are wanted; None: all of them."""
+    def _frames(self, chunk: Chunk) -> _Frames:
         if self._times == EVER:
-            return None
-        return (times >= self._times.first) & (times < self._times.end)
+            same = alike(chunk.data, chunk.positions, chunk.first_offset)
+            return (
+                _Scattered(chunk.data, chunk.positions, heads_of(chunk)) if same is None else _SideBySide(same, chunk)
+            )
+        heads = heads_of(chunk)
+        times = microseconds(heads["timestamp"])
+        keep = (times >= self._times.first) & (times < self._times.end)
+        return _Scattered(chunk.data, chunk.positions[keep], heads[keep])
 
-    def _column(self, name: str, frames: _Frames, times: Numbers) -> pa.Array:
+    def _column(self, name: str, frames: _Frames) -> pa.Array:
         match name:
             case "value":
                 return frames.bodies()
             case "topic":
-                return pa.repeat(self._topic, len(times))
+                return self._topic.rows(len(frames))
             case "partition":
-                return pa.repeat(pa.scalar(self._partition, pa.int32()), len(times))
+                return self._partition.rows(len(frames))
             case "offset":
-                return pa.array(frames.heads["offset"].astype(np.int64))
+                return pa.array(frames.offsets())
             case "timestamp":
-                return pa.array(times).view(TIMESTAMP)
+                return pa.array(microseconds(frames.milliseconds())).view(TIMESTAMP)
             case "key":
-                return frames.properties().keys()
+                return frames.properties.keys()
             case _:
-                return frames.properties().maps()
+                return frames.properties.maps()
 
 
-class _Frames:
+class _Repeated:
+    """One value in every row; made once, for as many rows as there ever were."""
+
+    def __init__(self, value: pa.Scalar) -> None:
+        self._value, self._rows = value, pa.repeat(value, 0)
+
+    def rows(self, count: int) -> pa.Array:
+        if len(self._rows) < count:
+            self._rows = pa.repeat(self._value, count)
+        return self._rows[:count]
+
+
+class _Frames(Protocol):
     """The frames that become rows."""
 
+    @property
+    def properties(self) -> PropertyColumns:
+        """The properties, which `key` and `properties` are two columns of."""
+
+    def __len__(self) -> int: ...
+    def offsets(self) -> Numbers: ...
+    def milliseconds(self) -> Any: ...
+    def bodies(self) -> pa.BinaryArray: ...
+
+
+class _SideBySide:
+    """Frames that are alike."""
+
+    def __init__(self, found: Alike, chunk: Chunk) -> None:
+        self._chunk = chunk
+        self.bodies, self.milliseconds = found.bodies, found.milliseconds
+        self.properties: PropertyColumns = SameProperties(found.properties, len(self))
+
+    def __len__(self) -> int:
+        return len(self._chunk.positions)
+
+    def offsets(self) -> Numbers:
+        return np.arange(self._chunk.first_offset, self._chunk.next_offset)
+
+
+class _Scattered:
+    """Frames of any length, anywhere."""
+
     def __init__(self, data: Bytes, positions: Numbers, heads: Any) -> None:
-        self._data, self._positions, self.heads = data, positions, heads
+        self._data, self._positions, self._heads = data, positions, heads
         self._lengths = heads["properties"].astype(np.int64)
-        self._properties: PropertyColumns | None = None
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def offsets(self) -> Numbers:
+        found: Numbers = self._heads["offset"].astype(np.int64)
+        return found
+
+    def milliseconds(self) -> Any:
+        return self._heads["timestamp"]
 
     def bodies(self) -> pa.BinaryArray:
         starts = self._positions + self._lengths + OVERHEAD
-        return spans(self._data, starts, self._positions + self.heads["total"])
+        return spans(self._data, starts, self._positions + self._heads["total"])
 
+    @cached_property
     def properties(self) -> PropertyColumns:
-        """Return the properties, which `key` and `properties` are two columns of."""
-        if self._properties is None:
-            self._properties = property_columns(self._data, self._positions + HEAD.size, self._lengths)
-        return self._properties
+        return property_columns(self._data, self._positions + HEAD.size, self._lengths)
 
 
 def heads_of(chunk: Chunk) -> Any:

@@ -37,15 +37,15 @@ def property_columns(data: Bytes, starts: Numbers, lengths: Numbers) -> Property
         each = gather(data, starts, f"({int(lengths[0])},)u1")
         first = each[0].tobytes()
         if each.tobytes() == first * len(each):  # most often they are all the same
-            return _Alike(decode_properties(first), len(each))
+            return SameProperties(first, len(each))
     return _Items(spans(data, starts, starts + lengths))
 
 
-class _Alike:
+class SameProperties:
     """The same properties for so many messages."""
 
-    def __init__(self, properties: dict[str, str], count: int) -> None:
-        self._properties, self._count = properties, count
+    def __init__(self, encoded: bytes, count: int) -> None:
+        self._properties, self._count = decode_properties(encoded), count
 
     def keys(self) -> pa.StringArray:
         return pa.repeat(pa.scalar(self._properties.get(KEY), pa.string()), self._count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from core.errors import PeerMisbehaved
 from core.frames import HEAD, RESERVED, Frame, MessageType, decode_frame, encode_frame
+from pyspark_qb.alike import alike
 from pyspark_qb.bounds import Bounds
 from pyspark_qb.decoding import EVER, HEADS, LAST_MS, Chunk, Decoder, NotStored
 from pyspark_qb.source_columns import COLUMNS, full_schema
@@ -69,6 +72,47 @@ def test_rows_say_what_the_frames_say(rows: list[Any], seals: list[bool]) -> Non
     chunk = stored(rows, seals)
     frames = [decode_frame(chunk.data.tobytes(), int(position)) for position in chunk.positions]
     assert rows_of(decode(chunk)) == [expected(frame) for frame in frames]
+
+
+@given(
+    same=properties,
+    size=st.integers(0, 9),
+    count=st.integers(1, 40),
+    seals=st.sets(st.integers(0, 40), max_size=4),
+    cut=st.tuples(st.integers(0, 20), st.integers(0, 60)),
+    flaw=st.none() | st.tuples(st.integers(0, 60), st.integers(0, 255)),
+)
+def test_messages_that_are_alike_are_the_same_rows_and_the_same_failures(
+    same: dict[str, str], size: int, count: int, seals: set[int], cut: tuple[int, int], flaw: tuple[int, int] | None
+) -> None:
+    rows = [(number, same, bytes([number] * size)) for number in range(count)]
+    chunk = stored(rows, [number in seals for number in range(count)])
+    if flaw is not None:
+        spoilt = chunk.data.copy()
+        spoilt[(int(chunk.positions[count // 2]) + flaw[0]) % len(spoilt)] = flaw[1]
+        chunk = chunk._replace(data=spoilt)
+    chunk = chunk.between(FIRST + cut[0], FIRST + cut[1])
+    with mock.patch("pyspark_qb.alike.LEAST", 2):
+        fast = outcome(chunk)
+    with mock.patch("pyspark_qb.decoding.alike", return_value=None):
+        assert fast == outcome(chunk)
+
+
+def outcome(chunk: Chunk) -> Any:
+    try:
+        return rows_of(decode(chunk))
+    except (NotStored, PeerMisbehaved, ValueError, pa.ArrowInvalid) as error:
+        return type(error) if isinstance(error, NotStored) else ValueError
+
+
+@pytest.mark.parametrize("size", [0, 100])
+def test_messages_that_are_alike_are_read_as_tables(size: int) -> None:
+    chunk = stored([(7, {"topic": "events", "key": "k"}, b"x" * size)] * 500, [number == 300 for number in range(500)])
+    assert alike(chunk.data, chunk.positions, FIRST) is not None
+    assert alike(chunk.data, chunk.positions, FIRST + 1) is None
+    rows = rows_of(decode(chunk))
+    assert [row["offset"] for row in rows] == [*range(FIRST, FIRST + 500)]
+    assert {(row["value"], row["key"], row["timestamp"]) for row in rows} == {(b"x" * size, "k", 7000)}
 
 
 @given(same=properties, count=st.integers(1, 9), body=st.binary(max_size=9))
