@@ -65,6 +65,9 @@ class Inbox:
         self._most = 1 if one_by_one else self._enough
         self._lanes = Lanes(manner.manual or manner.concurrency > 1) if terms.keyed else None
         self._deliveries: deque[Delivery] = deque()
+        self._running = 0  # portions whose handlers have not returned
+        self._suspect: Portion | None = None  # the one of these that may kill the process: it runs alone
+        self._sent_away = 0  # workers that got nothing because of that
         self._in_hand: dict[tuple[int, int], Portion] = {}  # by its first message; by each, if settled by hand
         self._open = False  # have we named all of these to the broker?
         self._extend_at: float | None = None
@@ -96,20 +99,39 @@ class Inbox:
 
     def take(self) -> Portion | None:
         """Return what to handle next, or None. Send the words first if `urgent`."""
-        messages = self._next() if self.goes_on else []
+        messages = self._next() if self.goes_on and self._suspect is None else []
         if not messages:
+            self._sent_away += self.goes_on and self._has_more
             return None
         portion = Portion(self, messages)
+        self._running += 1
+        if messages[0].source.suspects:
+            self._suspect = portion
         for message in messages if self._manner.manual else messages[:1]:
             self._in_hand[_place(message)] = portion
         self._name(portion)
         return portion
 
+    @property
+    def _has_more(self) -> bool:
+        return bool(self._deliveries or self.freed)
+
+    @property
+    def _waits_for_quiet(self) -> bool:
+        """Is what comes next to be handled alone?"""
+        if self._lanes and self._lanes.freed:
+            return self._lanes.freed[0].source.suspects
+        return bool(self._deliveries) and self._deliveries[0].suspects
+
     def _next(self) -> list[Message]:
+        if self._waits_for_quiet and self._running:
+            return []
         if self._lanes and self._lanes.freed:
             return [self._lanes.freed.popleft()]
         while self._deliveries:
             delivery = self._deliveries[0]
+            if delivery.suspects and self._running:
+                return []
             found = delivery.read(self._most if delivery.attempt == 1 else 1)
             if delivery.exhausted:
                 self._deliveries.popleft()
@@ -141,9 +163,22 @@ class Inbox:
 
     def returned(self, portion: Portion) -> None:
         """The handler has returned for all that is `done`; the rest of the portion is given up."""
+        self._finished(portion)
         if not self._manner.manual:
             self._tell_done(portion)
             self._put_down(portion)
+
+    def _finished(self, portion: Portion) -> None:
+        self._running -= 1
+        if portion is self._suspect:
+            self._suspect = None
+
+    def call_back(self) -> int:
+        """Return how many workers that were sent away could get something now, and count them as called."""
+        if self._suspect is not None or self._waits_for_quiet:
+            return 0
+        hands, self._sent_away = self._sent_away, 0
+        return hands if self._has_more else 0
 
     def raised(self, portion: Portion, reason: str) -> bool:
         """The handler has raised, for the message after those that are `done`, or for its batch.
@@ -155,12 +190,14 @@ class Inbox:
         for message in portion.messages[portion.done : end]:
             self._fail(message, None, reason)
         if self._manner.manual:
+            self._finished(portion)
             return False
         failed = portion.messages[portion.done]
         portion.done = portion.told = end
         self._drop_followers(portion, failed)
         if end < len(portion.messages):
             return True
+        self._finished(portion)
         self._put_down(portion)
         return False
 

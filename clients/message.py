@@ -145,7 +145,7 @@ NOT_PUSHED = NotPushed()
 class Source:
     """Stored frames of one partition: what their messages have in common, and those that nobody has read yet."""
 
-    __slots__ = ("_at", "_data", "attempt", "partition", "settled", "settler", "subscription_id", "topic")
+    __slots__ = ("_at", "_data", "attempt", "partition", "settled", "settler", "subscription_id", "suspects", "topic")
 
     def __init__(
         self,
@@ -156,11 +156,13 @@ class Source:
         subscription_id: str | None = None,
         attempt: int = 1,
         settled: int = 0,
+        suspects: bool = False,
         settler: Settler = NOT_PUSHED,
     ) -> None:
         self._data, self._at = data, 0
         self.topic, self.partition, self.subscription_id = topic, partition, subscription_id
         self.attempt, self.settled, self.settler = attempt, settled, settler
+        self.suspects = suspects  # may one of these have killed a process?
 
     @property
     def exhausted(self) -> bool:
@@ -263,6 +265,7 @@ class Delivery(Source):
                 subscription_id=about["subscription_id"],
                 attempt=int(about["attempt"]),
                 settled=int(about["settled"]),
+                suspects=about.get("suspects") == "true",
                 settler=settler,
             )
             self.count = int(about["count"])

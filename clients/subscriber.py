@@ -128,7 +128,10 @@ class Subscriber:
             _here.subscriber = None
             with self._changed:
                 self._busy -= 1
+                hands = portion.inbox.call_back()
                 self._changed.notify_all()
+        if hands:
+            self._crew.call(self, hands)
         return True
 
     def _take(self) -> Portion | None:

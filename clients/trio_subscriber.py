@@ -148,6 +148,8 @@ class AsyncSubscriber:
                 _here.set(None)
                 self._running.discard(scope)
                 self._change()
+        if hands := portion.inbox.call_back():
+            self._bell.call(self, hands)
         return True
 
     async def take(self) -> Portion | None:

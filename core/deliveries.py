@@ -294,7 +294,7 @@ class Deliveries:
             return  # it has left, and perhaps joined again, since this was decided
         size = sum(map(len, runs))
         about = (live.name, live.topic, deliver.partition, deliver.attempt, size, settled)
-        outlet.deliver(Delivery(*about, frames))
+        outlet.deliver(Delivery(*about, frames, deliver.suspects))
         self._count(live, deliver, size, frames)
         if outlet.settles_at_once:
             live.subscription.ack(outlet.name, deliver.partition, runs, trio.current_time())

@@ -26,6 +26,7 @@ class Delivery(NamedTuple):
     size: int
     settled: int  # the last SETTLE of this subscriber that counted when it was decided
     frames: bytes
+    suspects: bool = False  # of an unexplained death: to be handled one at a time
 
 
 class Outlet(Protocol):
@@ -65,6 +66,8 @@ class FastOutlet:
             f"subscription_id={delivery.subscription_id}\0topic={delivery.topic}\0partition={delivery.partition}\0"
             f"count={delivery.size}\0attempt={delivery.attempt}\0settled={delivery.settled}\0"
         )
+        if delivery.suspects:
+            properties += "suspects=true\0"
         head = encode_head(MessageType.DELIVER, 0, now_ms(), properties.encode(), len(delivery.frames))
         self._transport.send(head, delivery.frames)
 

@@ -25,9 +25,14 @@ class JsonOutlet:
         return self._transport.queued > FULL
 
     def deliver(self, delivery: Delivery) -> None:
-        subscription, topic, partition, attempt, _, _, frames = delivery
-        where = {"subscription": subscription, "topic": topic, "partition": partition}
-        messages = [{**where, **record(message), "attempt": attempt} for message in data_frames(frames)]
+        where = {
+            "subscription": delivery.subscription_id,
+            "topic": delivery.topic,
+            "partition": delivery.partition,
+        }
+        messages = [
+            {**where, **record(message), "attempt": delivery.attempt} for message in data_frames(delivery.frames)
+        ]
         self._transport.send(b"".join([line({"ok": True, "message": message}) for message in messages]))
 
     def removed(self, subscription_id: str, reason: str) -> None:

@@ -24,6 +24,18 @@ def stored_messages(stored: bytes) -> list[Frame]:
     return found
 
 
+def die_with(port: int, subscription_id: str, count: int) -> None:
+    """Join, take so many messages, and be gone without a word; returns when the broker knows."""
+    with Peer(port) as observer:
+        with Peer(port) as peer:
+            peer.hello()
+            peer.ask(MessageType.SUBSCRIBE, 1, subscription_id=subscription_id, announces="true")
+            while observer.call("describe_subscription", subscription_id=subscription_id)["in_flight"] < count:
+                pass
+        while observer.call("describe_subscription", subscription_id=subscription_id)["subscribers"]:
+            pass
+
+
 class Peer:
     """One connection to a broker, byte by byte under the test's control."""
 

@@ -26,6 +26,7 @@ class Bench:
         self.ends = dict.fromkeys(range(partitions), messages or len(keys))
         self.subscription = Subscription("jobs", self.options, dict.fromkeys(self.ends, 0), Random(1))
         self.attempts: dict[tuple[int, int], int] = {}  # the attempt of each message's last delivery
+        self.suspects: set[tuple[int, int]] = set()  # whose last delivery said so
         self.order: list[tuple[str, int]] = []  # (subscriber, offset) in the order of delivery
         self.letters: list[DeadLetter] = []
         for name in joining:
@@ -70,6 +71,7 @@ class Bench:
         offsets = [offset for run in deliver.runs for offset in run]
         for offset in offsets:
             self.attempts[deliver.partition, offset] = deliver.attempt
+            (self.suspects.add if deliver.suspects else self.suspects.discard)((deliver.partition, offset))
             self.order.append((deliver.subscriber, offset))
         return offsets
 

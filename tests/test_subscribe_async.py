@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 from collecting import PATIENCE, Collector, numbered
+from peers import die_with
 
 from client import AsyncBrokerClient, Message, NotJoined, SubscriptionRemoved, UnknownSubscription
 from clients.subscriptions import Subscriptions
@@ -143,6 +144,34 @@ async def test_concurrency_runs_so_many_handlers_at_once(client: AsyncBrokerClie
     async with await client.subscribe_to_subscription("s", collect, concurrency=4):
         assert sorted(await collect.wait_for(8)) == numbered(0, 8)
     assert await lag(client) == 0
+
+
+async def test_suspects_run_alone_and_then_all_hands_are_busy_again(client: AsyncBrokerClient, broker: Any) -> None:
+    await ready(client, 6)
+    await trio.to_thread.run_sync(die_with, broker.port, "s", 6)
+    await client.publish_many("a", numbered(6, 10))
+    waiting, together = 0, trio.Event()
+    running, most = 0, 0
+
+    async def handler(message: Message) -> None:
+        nonlocal waiting, running, most
+        if message.attempt == 1:
+            waiting += 1
+            if waiting == 4:
+                together.set()
+            await together.wait()
+            return
+        running += 1
+        most = max(most, running)
+        await trio.sleep(0.01)  # the others have the chance to do it wrong
+        running -= 1
+
+    collect = AsyncCollector(handler)
+    async with await client.subscribe_to_subscription("s", collect, concurrency=4):
+        assert sorted(await collect.wait_for(10)) == numbered(0, 10)
+        await together.wait()
+    assert await lag(client) == 0
+    assert most == 1
 
 
 async def test_a_client_runs_the_handlers_of_all_its_subscriptions_one_at_a_time(client: AsyncBrokerClient) -> None:

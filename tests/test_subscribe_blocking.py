@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from collecting import PATIENCE, Collector, lag, numbered, until
+from peers import die_with
 
 from client import (
     BadRequest,
@@ -166,6 +168,30 @@ def test_concurrency_runs_so_many_handlers_at_once(client: BrokerClient) -> None
     with client.subscribe_to_subscription("s", collect, concurrency=4):
         assert sorted(collect.wait_for(8)) == numbered(0, 8)
     assert lag(client) == 0
+
+
+def test_suspects_run_alone_and_then_all_hands_are_busy_again(client: BrokerClient, broker: Any) -> None:
+    ready(client, 6)
+    die_with(broker.port, "s", 6)
+    client.publish_many("a", numbered(6, 10))
+    together = threading.Barrier(4)
+    running, most = 0, 0
+
+    def handler(message: Message) -> None:
+        nonlocal running, most
+        if message.attempt == 1:
+            together.wait(PATIENCE)
+            return
+        running += 1
+        most = max(most, running)
+        time.sleep(0.01)  # the others have the chance to do it wrong
+        running -= 1
+
+    collect = Collector(handler)
+    with client.subscribe_to_subscription("s", collect, concurrency=4):
+        assert sorted(collect.wait_for(10)) == numbered(0, 10)
+        until(lambda: lag(client) == 0)
+    assert most == 1
 
 
 def test_key_shared_runs_each_key_in_order_whatever_the_concurrency_and_failures(client: BrokerClient) -> None:

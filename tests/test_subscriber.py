@@ -38,7 +38,14 @@ def stored(offset: int, key: str = "") -> bytes:
 
 
 def deliver_frame(
-    offsets: Any, *, attempt: int = 1, partition: int = 0, settled: int = 0, keys: Any = None, seals: bool = False
+    offsets: Any,
+    *,
+    attempt: int = 1,
+    partition: int = 0,
+    settled: int = 0,
+    keys: Any = None,
+    seals: bool = False,
+    suspects: bool = False,
 ) -> Frame:
     offsets = list(offsets)
     keys = keys or [""] * len(offsets)
@@ -48,6 +55,7 @@ def deliver_frame(
         frames = [part for frame in frames for part in (frame, seal)]
     about = {"subscription_id": "s", "topic": "t", "partition": str(partition)}
     about |= {"count": str(len(offsets)), "attempt": str(attempt), "settled": str(settled)}
+    about |= {"suspects": "true"} if suspects else {}
     return Frame(MessageType.DELIVER, 0, 0, about, b"".join(frames))
 
 
@@ -353,6 +361,100 @@ def test_everything_in_hand_beside_a_redelivered_message_is_named_too() -> None:
         stay.finish(portion)
     stay.take()
     assert stay.words() == {"acks": [[0, 2, 3, 1]]}
+
+
+# Suspects are handled one at a time
+
+
+def test_suspects_are_handled_one_at_a_time_whatever_the_concurrency() -> None:
+    stay = Stay(concurrency=4)
+    stay.deliver([0, 1, 2], attempt=2, suspects=True)
+    for offset in range(3):
+        portion = stay.take()
+        assert offsets(portion) == [offset]
+        assert stay.inbox.take() is None, "nothing starts beside it"
+        assert stay.inbox.urgent
+        assert stay.words()["started"] == [[0, offset]], "it has one name only"
+        stay.finish(portion)
+        assert stay.inbox.urgent
+
+
+def test_other_redeliveries_keep_all_threads_busy() -> None:
+    stay = Stay(concurrency=4)
+    stay.deliver([0, 1], attempt=2)
+    stay.deliver([2, 3], attempt=3)
+    assert [offsets(stay.take()) for _ in range(4)] == [[0], [1], [2], [3]]
+
+
+def test_a_suspect_waits_for_the_handlers_that_are_running_and_nothing_overtakes_it() -> None:
+    stay = Stay(concurrency=4)
+    stay.deliver([0, 1])
+    first, second = stay.take(), stay.take()
+    stay.deliver([7], attempt=2, suspects=True)
+    stay.deliver([2, 3])
+    assert stay.inbox.take() is None
+    stay.finish(first)
+    assert stay.inbox.take() is None
+    assert stay.inbox.call_back() == 0
+    stay.finish(second)
+    suspect = stay.take()
+    assert offsets(suspect) == [7]
+    assert stay.words() == {"acks": [[0, 0, 2, 1]], "started": [[0, 7]]}
+    assert stay.inbox.take() is None
+    stay.finish(suspect)
+    assert stay.inbox.call_back() == 3, "as many as went away empty-handed"
+    assert stay.inbox.call_back() == 0
+    assert [offsets(stay.take()), offsets(stay.take())] == [[2], [3]]
+
+
+def test_nobody_is_called_back_for_nothing() -> None:
+    stay = Stay(concurrency=4)
+    stay.deliver([0, 1], attempt=2, suspects=True)
+    portion = stay.take()
+    assert stay.inbox.take() is None
+    stay.finish(portion)
+    assert stay.inbox.call_back() == 0, "the next one is a suspect too"
+    stay.finish(stay.take())
+    assert stay.inbox.call_back() == 0, "there is nothing left"
+
+
+def test_a_suspect_that_fails_lets_the_others_go_on() -> None:
+    stay = Stay(concurrency=2)
+    stay.deliver([0], attempt=2, suspects=True)
+    stay.deliver([1])
+    assert not stay.inbox.raised(stay.take(), "no")
+    assert offsets(stay.take()) == [1]
+
+
+def test_by_hand_a_suspect_waits_for_handlers_and_not_for_acks() -> None:
+    stay = Stay(concurrency=2, manual=True)
+    stay.deliver([0])
+    stay.deliver([1], attempt=2, suspects=True)
+    stay.deliver([2])
+    portion = stay.take()
+    assert stay.inbox.take() is None
+    stay.finish(portion)  # it keeps the message, to ack it with the next ones
+    suspect = stay.take()
+    assert offsets(suspect) == [1]
+    assert stay.inbox.take() is None
+    assert not stay.inbox.raised(suspect, "no")
+    assert offsets(stay.take()) == [2]
+
+
+def test_a_suspect_whose_key_is_in_hand_waits_and_is_then_handled_alone() -> None:
+    stay = Stay(concurrency=3, manual=True, keyed=True)
+    stay.deliver([0], keys=["k"])
+    kept = stay.take()
+    stay.finish(kept)
+    stay.deliver([1], attempt=2, keys=["k"], suspects=True)
+    stay.deliver([2])
+    other = stay.take()
+    assert offsets(other) == [2]
+    kept.messages[0].ack()
+    assert stay.inbox.take() is None, "the handler of 2 is running"
+    stay.finish(other)
+    assert offsets(stay.take()) == [1]
+    assert stay.inbox.take() is None
 
 
 # By hand

@@ -44,6 +44,7 @@ class Model:
         self.settled: set[Message] = set()
         self.attempts: Counter[Message] = Counter()
         self.failures: Counter[Message] = Counter()  # at most so many can be held against a message
+        self.deaths: Counter[Message] = Counter()  # of at most so many is a message a suspect
         self.alone: set[Message] = set()
 
     def forget(self, message: Message) -> None:
@@ -52,6 +53,7 @@ class Model:
         self.alone.discard(message)
         del self.attempts[message]
         del self.failures[message]
+        del self.deaths[message]
 
 
 class Ack(NamedTuple):
@@ -140,6 +142,7 @@ class Machine(RuleBasedStateMachine):
     def settle(self, message: Message) -> None:
         self.model.settled.add(message)
         self.model.alone.discard(message)
+        self.model.deaths.pop(message, None)
 
     def fail(self, message: Message, failures: int = 1) -> None:
         """The lease has ended badly; later messages of the same key are taken back."""
@@ -198,7 +201,9 @@ class Machine(RuleBasedStateMachine):
         self.subscription.died(name, self.now)
         self.gone(name)
         if len(in_hand) == 1:
-            self.model.failures[in_hand[0]] += 2  # this death, and perhaps the one before
+            self.model.failures[in_hand[0]] += 1 + self.model.deaths.pop(in_hand[0], 0)
+        else:
+            self.model.deaths.update(in_hand)
         if len(in_hand) == 1 or named:
             self.model.alone.update(in_hand)
         if then_deliver:
@@ -263,6 +268,7 @@ class Machine(RuleBasedStateMachine):
         assert self.subscription.nack(holder, *message, self.now, "no luck", delay)
         self.fail(message)
         self.model.alone.discard(message)
+        self.model.deaths.pop(message, None)
 
     @precondition(lambda self: self.windows)
     @rule(random=chance, partition=partitions, offset=st.integers(0, 30))
@@ -458,6 +464,7 @@ class Machine(RuleBasedStateMachine):
         assert message not in self.holds, "under two leases at once"
         assert self.room(name) > 0, "more than the window"
         assert deliver.attempt == self.model.attempts[message] + 1
+        assert not deliver.suspects or self.model.deaths[message], "no death could be its work"
         assert not self.model.alone.intersection(self.held_by(name)), "not alone any more"
         if message in self.model.alone:
             assert not self.held_by(name), "not offered alone"

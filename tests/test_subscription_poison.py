@@ -3,34 +3,58 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
+from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from subscription_tools import Bench
 
+from core.subscriptions.snapshot import Snapshot
+from core.subscriptions.subscription import Subscription
+
+
+class How(NamedTuple):
+    """How the processes work."""
+
+    announces: bool = True
+    threads: int = 1
+    knows_suspects: bool = True
+
 
 class Process:
-    """A subscriber process that handles one message after the other and acks in batches, as the clients do."""
+    """A subscriber process that handles so many messages at a time and acks in batches, as the clients do."""
 
-    def __init__(self, bench: Bench, name: str, poison: set[int], announces: bool) -> None:
-        self.bench, self.name, self.poison, self.announces = bench, name, poison, announces
+    def __init__(self, bench: Bench, name: str, poison: set[int], how: How) -> None:
+        self.bench, self.name, self.poison, self.how = bench, name, poison, how
         self.finished: list[int] = []
-        bench.subscription.join(name, announces=announces)
+        bench.subscription.join(name, announces=how.announces)
 
     def handle(self, offsets: list[int]) -> bool:
         """Handle a delivery; False if that was the end of the process."""
-        for offset in offsets:
-            in_the_open = self.announces and self.bench.attempts[0, offset] > 1
+        while offsets:
+            in_hand = self.take(offsets)
+            offsets = offsets[len(in_hand) :]
+            in_the_open = self.how.announces and self.bench.attempts[0, in_hand[0]] > 1
             if in_the_open:
                 self.flush()
-                self.bench.subscription.started(self.name, 0, offset)
-            if offset in self.poison:
+                for offset in in_hand:
+                    self.bench.subscription.started(self.name, 0, offset)
+            if self.poison.intersection(in_hand):
                 self.bench.die(self.name)
                 return False
-            self.finished.append(offset)
-            if in_the_open or len(self.finished) == 64:
+            self.finished += in_hand
+            if in_the_open or len(self.finished) >= 64:
                 self.flush()
         self.flush()
         return True
+
+    def take(self, offsets: list[int]) -> list[int]:
+        """Return what is handled at the same time: one suspect, or as many other messages as there are threads."""
+        others = [(0, offset) not in self.bench.suspects for offset in offsets]
+        if not self.how.knows_suspects or all(others):
+            return offsets[: self.how.threads]
+        return offsets[: min(self.how.threads, max(1, others.index(False)))]
 
     def flush(self) -> None:
         self.bench.ack(self.name, *self.finished)
@@ -40,8 +64,8 @@ class Process:
 class Fleet:
     """As many processes as there should be: each that dies is replaced at once."""
 
-    def __init__(self, bench: Bench, size: int, poison: set[int], announces: bool = True) -> None:
-        self.bench, self.poison, self.announces = bench, poison, announces
+    def __init__(self, bench: Bench, size: int, poison: set[int], **how: Any) -> None:
+        self.bench, self.poison, self.how = bench, poison, How(**how)
         self.deaths = 0
         self.deliveries: Counter[int] = Counter()
         self.processes: dict[str, Process] = {}
@@ -50,7 +74,7 @@ class Fleet:
 
     def start(self) -> None:
         name = f"p{len(self.processes) + self.deaths}"
-        self.processes[name] = Process(self.bench, name, self.poison, self.announces)
+        self.processes[name] = Process(self.bench, name, self.poison, self.how)
 
     def work(self) -> None:
         """Go on until everything is settled."""
@@ -69,10 +93,13 @@ class Fleet:
 
 
 @pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("max_deliveries", [2, 3, 5])
-def test_a_killer_is_dead_lettered_after_max_deliveries_deaths(processes: int, max_deliveries: int) -> None:
+def test_a_killer_is_dead_lettered_after_max_deliveries_deaths(
+    processes: int, threads: int, max_deliveries: int
+) -> None:
     bench = Bench(2000, max_deliveries=max_deliveries)
-    fleet = Fleet(bench, processes, poison={700})
+    fleet = Fleet(bench, processes, poison={700}, threads=threads)
     fleet.work()
     assert fleet.deaths == max_deliveries
     assert [(letter.offset, letter.attempts) for letter in fleet.letters] == [(700, max_deliveries)]
@@ -102,6 +129,51 @@ def test_a_client_that_announces_nothing_is_served_with_more_care() -> None:
     fleet.work()
     assert [letter.offset for letter in fleet.letters] == [42]
     assert fleet.deaths <= 4
+
+
+@pytest.mark.parametrize("max_deliveries", [2, 3, 5])
+def test_a_client_that_names_suspects_together_costs_a_death_more_only_if_two_are_enough(max_deliveries: int) -> None:
+    bench = Bench(300, max_deliveries=max_deliveries)
+    fleet = Fleet(bench, 1, poison={42}, threads=4, knows_suspects=False)
+    fleet.work()
+    assert [letter.offset for letter in fleet.letters] == [42]
+    assert fleet.deaths == max(3, max_deliveries), "every death that it was a suspect of is charged to it"
+
+
+def test_suspects_are_marked_until_the_death_is_explained() -> None:
+    bench = Bench(3, "a", max_deliveries=5)
+    bench.deliver()
+    assert not bench.suspects
+    bench.die("a")
+    bench.subscription.join("b", announces=True)
+    bench.deliver()
+    assert bench.suspects == {(0, 0), (0, 1), (0, 2)}
+    bench.nack("b", 2, delay=0)
+    bench.deliver()
+    assert bench.suspects == {(0, 0), (0, 1)}, "a handler has survived it"
+    bench.subscription.started("b", 0, 0)
+    bench.die("b")
+    bench.subscription.join("c", announces=True)
+    assert bench.deliver() == {"c": [1, 2]}
+    assert (0, 1) not in bench.suspects, "the death has been explained"
+
+
+def test_suspects_of_several_deaths_remember_them_all_also_after_a_restart() -> None:
+    bench = Bench(3, "a", max_deliveries=4)
+    for name in ("b", "c"):
+        bench.deliver()
+        bench.die("a" if name == "b" else "b")
+        bench.subscription.join(name)
+    bench.restart("d")
+    assert bench.deliver() == {"d": [0]}, "they are suspects for the second time, so they go alone"
+    bench.die("d")
+    bench.subscription.join("e")
+    bench.ack("e", *bench.deliver()["e"])
+    assert not bench.letters, "three deaths so far"
+    bench.wait(10)
+    bench.die("e")
+    bench.deliver()
+    assert [letter.offset for letter in bench.letters] == [0]
 
 
 def test_a_single_message_in_flight_is_charged_at_once() -> None:
@@ -260,3 +332,20 @@ def test_killing_healthy_workers_condemns_nothing() -> None:
         bench.ack(f"w{generation}", *offsets[:50])
         bench.die(f"w{generation}")
     assert not bench.letters
+
+
+@pytest.mark.parametrize("written", [1, [1]], ids=["a number", "a list"])
+def test_suspicion_is_read_as_it_was_written_at_any_time(written: Any) -> None:
+    bench = Bench(2, "a", max_deliveries=2)
+    bench.deliver()
+    bench.die("a")
+    saved = msgspec.to_builtins(bench.subscription.snapshot())
+    saved["partitions"][0]["open"] = [[0, 2, 1, 1, 0, written]]
+    bench.subscription = Subscription.restore("jobs", msgspec.convert(saved, Snapshot), bench.now, Random(1))
+    bench.subscription.join("b")
+    bench.deliver()
+    assert bench.suspects == {(0, 0), (0, 1)}
+    bench.ack("b", 0)
+    bench.die("b")
+    bench.deliver()
+    assert [letter.offset for letter in bench.letters] == [1]

@@ -16,6 +16,7 @@ class Deliver(NamedTuple):
     partition: int
     runs: tuple[range, ...]
     attempt: int  # above 1: first make a snapshot durable that was taken since
+    suspects: bool = False  # of an unexplained death: to be handled one at a time
 
     @property
     def size(self) -> int:

@@ -102,12 +102,17 @@ def _hand_over(state: State, subscriber: Subscriber, records: list[Record], now:
     subscriber.promised = 0
     for record in records:
         state.make_leased(record, subscriber)
-    for (partition, attempt), group in groupby(records, key=lambda record: (record.partition, record.attempts)):
+    for (partition, attempt, suspects), group in groupby(records, key=_alike):
         runs = tuple(runs_of(record.offset for record in group))
         for run in runs:
             state.lease(subscriber, partition, run, attempt, recorded=True, now=now)
-        deliveries.append(Deliver(subscriber.name, partition, runs, attempt))
+        deliveries.append(Deliver(subscriber.name, partition, runs, attempt, suspects))
     return deliveries
+
+
+def _alike(record: Record) -> tuple[int, int, bool]:
+    """What messages have in common that go out in one delivery."""
+    return record.partition, record.attempts, bool(record.suspicions)
 
 
 def _offer_fresh(state: State, now: float, limit: int | None) -> list[Deliver]:

@@ -80,9 +80,8 @@ def _suspect(suspects: list[Record], together: bool) -> None:
     """Charge nobody yet. Who was named together with others, or is suspect for the second time, goes alone next."""
     death = Death()
     for record in suspects:
-        record.alone = record.alone or together or record.death is not None
-        if record.death is None or record.death.explained:
-            record.death = death
+        record.alone = record.alone or together or bool(record.deaths)
+        record.deaths = (*record.suspicions, death)
 
 
 def _remove(state: State, subscriber: Subscriber) -> list[Record]:

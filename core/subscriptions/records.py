@@ -37,7 +37,7 @@ class Record:
     __slots__ = (
         "alone",
         "attempts",
-        "death",
+        "deaths",
         "due",
         "failures",
         "holder",
@@ -59,16 +59,21 @@ class Record:
         self.reason = ""  # of its last failure
         self.holder = ""  # who has it, or had it last
         self.alone = False  # offered alone from now on
-        self.death: Death | None = None  # of which it is a suspect
+        self.deaths: tuple[Death, ...] = ()  # of which it is a suspect, or was until they were explained
+
+    @property
+    def suspicions(self) -> tuple[Death, ...]:
+        """The deaths of which it is a suspect and that nobody has been charged with."""
+        return tuple(death for death in self.deaths if not death.explained) if self.deaths else ()
 
     def take_the_blame(self) -> None:
-        """Explain the earlier death of which this message is a suspect: it is counted as its failure."""
-        if self.death and not self.death.explained:
-            self.death.explained = True
+        """Explain the earlier deaths of which this message is a suspect: they are counted as its failures."""
+        for death in self.suspicions:
+            death.explained = True
             self.failures += 1
-        self.death = None
+        self.deaths = ()
 
     def clear(self) -> None:
         """End suspicion and loneliness: a handler has survived this message."""
-        self.death = None
+        self.deaths = ()
         self.alone = False

@@ -30,7 +30,7 @@ class OpenRun(msgspec.Struct, frozen=True, array_like=True):
     step: int
     attempts: int
     failures: int = 0
-    death: int = 0  # suspects of the same unexplained death share a number
+    deaths: tuple[int, ...] | int = ()  # suspects of the same unexplained death share a number; a number: just one
     alone: bool = False
     reason: str = ""
     key: str | None = None
@@ -92,9 +92,8 @@ def _open_runs(state: State, cursor: Cursor, deaths: dict[int, int]) -> Iterator
                 yield OpenRun(run.start, len(run), run.step, lease.attempt)
 
     def history(record: Record) -> tuple[Any, ...]:
-        known = record.death is not None and not record.death.explained
-        death = deaths.setdefault(id(record.death), len(deaths) + 1) if known else 0
-        return record.attempts, record.failures, death, record.alone, record.reason, record.key
+        suspicions = tuple(deaths.setdefault(id(death), len(deaths) + 1) for death in record.suspicions)
+        return record.attempts, record.failures, suspicions, record.alone, record.reason, record.key
 
     records = sorted(cursor.records(), key=lambda record: record.offset)
     for past, group in groupby(records, key=history):
@@ -123,7 +122,8 @@ def _record(partition: int, offset: int, run: OpenRun, deaths: dict[int, Death])
     record.failures = run.failures
     record.reason = run.reason
     record.alone = run.alone
-    record.death = deaths.setdefault(run.death, Death()) if run.death else None
+    numbers = run.deaths if isinstance(run.deaths, tuple) else (run.deaths,) if run.deaths else ()
+    record.deaths = tuple(deaths.setdefault(number, Death()) for number in numbers)
     return record
 
 
