@@ -5,7 +5,7 @@ pyarrow, the standard library.
 Never: pyspark, sockets.
 
 No Python runs for a row: numpy fills the heads of all frames, and one join of Arrow's puts heads, properties and bodies
-together.
+together. Frames that have their length and their properties in common are the rows of one table.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import pyarrow.compute as pc
 from clients.errors import MessageTooLarge
 from clients.publishing import check_size
 from core.errors import BadRequest, Code
-from core.frames import MAX_PROPERTIES, OVERHEAD, RESERVED, MessageType, encode_properties
+from core.frames import MAX_PROPERTIES, OVERHEAD, RESERVED, MessageType, encode_head, encode_properties
 from pyspark_qb.errors import BadColumns
 from pyspark_qb.rows import BYTES, Rows
 
 # core.frames.HEAD as numpy knows it
 HEAD = np.dtype([("total", ">u4"), ("type", ">u4"), ("sequence", ">u8"), ("timestamp", ">u8"), ("properties", ">u4")])
 LENGTH = np.dtype(">u4")
+TIME, TIME_AT = ">u8", 16  # the timestamp, and where in a head it stands
 
 
 def encode(rows: Rows, now_ms: int, limit: int, partitions: np.ndarray | None = None) -> pa.LargeBinaryArray:
@@ -36,12 +37,28 @@ def encode(rows: Rows, now_ms: int, limit: int, partitions: np.ndarray | None = 
     texts, bodies = _properties(rows, partitions), rows.bodies
     text_lengths, body_lengths = _lengths(texts), _lengths(bodies)
     _check_sizes(text_lengths, bodies[int(body_lengths.argmax())], limit)
+    if isinstance(texts, pa.Scalar) and 0 < body_lengths[0] == body_lengths.min() == body_lengths.max():
+        return _alike(rows, texts.as_py(), int(body_lengths[0]), now_ms)
     heads = np.zeros(len(rows), HEAD)
     heads["total"] = OVERHEAD + text_lengths + body_lengths
     heads["type"] = MessageType.DATA
     heads["timestamp"] = now_ms if rows.timestamps is None else rows.timestamps.filled(now_ms)
     heads["properties"] = text_lengths
     return _join(_column(heads), texts, _column(body_lengths.astype(LENGTH)), bodies)
+
+
+def _alike(rows: Rows, text: bytes, length: int, now_ms: int) -> pa.LargeBinaryArray:
+    """Return the frames of rows with the same properties and bodies of one length."""
+    same = np.frombuffer(encode_head(MessageType.DATA, 0, now_ms, text, length), np.uint8)
+    before, behind = same[:TIME_AT], same[TIME_AT + 8 :]
+    kinds = [("before", f"V{len(before)}"), ("timestamp", TIME), ("behind", f"V{len(behind)}"), ("body", f"V{length}")]
+    frames = np.empty(len(rows), kinds)
+    frames["before"], frames["behind"] = before.view(kinds[0][1]), behind.view(kinds[2][1])
+    frames["timestamp"] = now_ms if rows.timestamps is None else rows.timestamps.filled(now_ms)
+    _, ends, data = rows.bodies.buffers()
+    start = int(np.frombuffer(ends, np.int64)[rows.bodies.offset])
+    frames["body"] = np.frombuffer(data, kinds[3][1], len(rows), start)
+    return _column(frames)
 
 
 def _join(*parts: Any) -> Any:

@@ -119,6 +119,23 @@ def test_every_row_is_one_frame_in_its_place_and_in_order(rows: list[dict[str, A
                 assert partition == crc32(key.encode()) % PARTITIONS[topic]
 
 
+@given(
+    values=st.integers(0, 9).flatmap(lambda size: st.lists(st.binary(min_size=size, max_size=size), min_size=1)),
+    times=st.none() | st.lists(st.none() | st.integers(0, 2**40), min_size=1),
+    skipped=st.integers(0, 3),
+)
+def test_rows_of_one_length_are_frames_like_any_other(
+    values: list[bytes], times: list[int | None] | None, skipped: int
+) -> None:
+    rows = [{"value": value} for value in values]
+    if times is not None:
+        rows = [row | {"timestamp": times[at % len(times)]} for at, row in enumerate(rows)]
+    batch = a_batch(rows).slice(min(skipped, len(rows) - 1))
+    frames = [frame for (_, _), run in sorted(published(batch).items()) for frame in run]
+    wanted = [expected_frame(row, "b") for row in rows[min(skipped, len(rows) - 1) :]]
+    assert sorted(frames, key=repr) == sorted(wanted, key=repr)
+
+
 def _pairs(row: dict[str, Any]) -> dict[str, Any]:
     own = row.get("properties")
     return {} if own is None else {"properties": list(own.items())}
