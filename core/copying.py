@@ -118,8 +118,7 @@ class Copying:
         if self._is_complete:
             return
         try:
-            for stage in self._stages():
-                await self._copy_stage(stage)
+            await self._copy(self._stages())
         finally:
             await self._wait_for_at_most(0)
         if self._error:
@@ -138,14 +137,28 @@ class Copying:
                 raise Internal(f"stage {named.stage!r} of transaction {self.decision.name} is missing")
         return [known[named.stage] for named in self.decision.stages]
 
-    async def _copy_stage(self, stage: Stage) -> None:
-        place = 0
-        while not self._error:
-            portions, place = await stage.read(place, READ_BYTES)
-            if not portions:
-                return
-            for portion in portions:
+    async def _copy(self, stages: Sequence[Stage]) -> None:
+        """Give the logs what the stages hold, in order; the next portions are read while these are given."""
+        send, receive = trio.open_memory_channel[Staged](0)  # whoever reads waits with them until they are wanted
+        async with trio.open_nursery() as reading:
+            reading.start_soon(self._read, stages, send)
+            async for portion in receive:
                 await self._give(portion)
+                if self._error:
+                    break
+            reading.cancel_scope.cancel()
+
+    async def _read(self, stages: Sequence[Stage], send: trio.MemorySendChannel[Staged]) -> None:
+        async with send:
+            try:
+                for stage in stages:
+                    portions, place = await stage.read(0, READ_BYTES)
+                    while portions:
+                        for portion in portions:
+                            await send.send(portion)
+                        portions, place = await stage.read(place, READ_BYTES)
+            except BrokerError as error:
+                self._error = self._error or error
 
     async def _give(self, portion: Staged) -> None:
         """Give a log those of these messages that it does not have."""

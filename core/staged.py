@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import re
 import struct
-import sys
-from array import array
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -24,6 +22,10 @@ _PROPERTIES = re.compile(rb"(?:[^=\0]+=[^\0]*\0)*\Z")
 _NUMBER = struct.Struct(">Q")
 _NUMBER_AT = 8  # where a frame carries its sequence number
 _TOTAL = (3, 2, 1, 0)  # the bytes of total_length, the one that differs most often first
+# The last two bytes of all numbers below 65,536, one behind the other
+_SAME_ABOVE = 1 << 16
+_SECOND_LAST = b"".join([bytes([byte]) * 256 for byte in range(256)])
+_LAST = bytes(range(256)) * 257
 _LONGEST_COMPARED = 100  # bytes of properties; comparing more of them by columns takes longer than the loop
 
 
@@ -130,12 +132,14 @@ def number_messages(frames: bytearray, at: int, first_offset: int, most: int) ->
 
 def _number_alike(frames: bytearray, at: int, first_offset: int, length: int, count: int) -> Numbered:
     """Number so many frames of one length."""
-    numbers = array("Q", range(first_offset, first_offset + count))
-    if sys.byteorder == "little":
-        numbers.byteswap()
-    encoded, end = numbers.tobytes(), at + count * length
-    for column in range(_NUMBER.size):
-        frames[at + _NUMBER_AT + column : end : length] = encoded[column :: _NUMBER.size]
+    low = first_offset % _SAME_ABOVE
+    count = min(count, _SAME_ABOVE - low)  # so that all but the last two bytes of the numbers are the same
+    end = at + count * length
+    *same, _, _ = _NUMBER.pack(first_offset)
+    columns = [bytes([byte]) * count for byte in same]
+    columns += [_SECOND_LAST[low : low + count], _LAST[low % 256 : low % 256 + count]]
+    for place, column in enumerate(columns, at + _NUMBER_AT):
+        frames[place:end:length] = column
     return Numbered(bytes(memoryview(frames)[at:end]), range(0, end - at, length), end)
 
 

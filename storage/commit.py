@@ -95,7 +95,7 @@ class Commit(NamedTuple):
             sync_seconds = segment.write(batch.data, size, sync=self.sync)
         except OSError as error:
             return self._cut(segment, size, error)
-        segment.index.append(encode([size + position for position in batch.positions], self.append_ms))
+        segment.index.append(encode(batch.positions, self.append_ms, size))
         return Committed(segment, size + len(batch.data), batch, ranges, sync_seconds)
 
     def _cut(self, segment: Segment, size: int, failure: OSError) -> Failed:

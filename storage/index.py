@@ -13,7 +13,6 @@ import threading
 from array import array
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from itertools import repeat
 
 from storage.files import OpenFiles, datasync, read_all, read_cached, write_all
 from storage.places import ENTRY as ENTRY
@@ -23,13 +22,19 @@ FEW = 8  # entries for which arrays do not pay
 WRITE_AT = 4096  # bytes of entries that gather before they are written
 
 
-def encode(positions: Sequence[int], append_ms: int) -> bytes:
-    """Return the entries of records that were appended at the same time."""
+def encode(positions: Sequence[int], append_ms: int, base: int = 0) -> bytes:
+    """Return the entries of records that were appended at the same time; the positions are counted from `base`."""
     if len(positions) <= FEW:
-        return b"".join([ENTRY.pack(position, append_ms) for position in positions])
+        return b"".join([ENTRY.pack(base + position, append_ms) for position in positions])
     entries = Entries()
-    entries.add(positions, append_ms)
+    entries.add(_moved(positions, base), append_ms)
     return entries.encode()
+
+
+def _moved(positions: Sequence[int], base: int) -> Iterable[int]:
+    if isinstance(positions, range):  # of records that are all as long as each other
+        return range(positions.start + base, positions.stop + base, positions.step)
+    return map(base.__add__, positions)
 
 
 class Entries:
@@ -42,7 +47,7 @@ class Entries:
     def add(self, positions: Iterable[int], append_ms: int) -> None:
         """Add records that were appended at the same time."""
         self._positions.extend(positions)
-        self._times.extend(repeat(append_ms, len(self._positions) - len(self._times)))
+        self._times += array("Q", [append_ms]) * (len(self._positions) - len(self._times))
 
     def encode(self) -> bytes:
         """Return what belongs into the file."""

@@ -150,6 +150,13 @@ def test_a_time_is_not_believed_from_the_index_alone(files: OpenFiles, tmp_path:
     assert segment.first_at(NOON + 1000, segment.count, segment.size) == 102
 
 
+@pytest.mark.parametrize("count", [3, 1000])
+def test_index_entries_may_be_counted_from_anywhere(count: int) -> None:
+    expected = encode([7000 + 50 * number for number in range(count)], NOON)
+    for positions in (range(0, 50 * count, 50), [50 * number for number in range(count)]):
+        assert encode(positions, NOON, 7000) == expected
+
+
 def test_index_entries_are_position_and_time_of_each_record() -> None:
     assert list(ENTRY.iter_unpack(encode([0, 145, 290], NOON))) == [(0, NOON), (145, NOON), (290, NOON)]
     assert encode([], NOON) == b""

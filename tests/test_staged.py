@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import BadRequest
-from core.frames import MAX_PROPERTIES, MessageType, decode_frame, definition, encode_frame
+from core.frames import HEAD, MAX_PROPERTIES, MessageType, decode_frame, definition, encode_frame
 from core.staged import check_messages, number_messages, skip_messages
 
 ALL = 1 << 30
@@ -118,3 +118,14 @@ def test_numbering_changes_nothing_but_the_sequence_numbers(sent, first_offset, 
         expected.append(decode_frame(original, at)._replace(sequence_number=first_offset + index))
         at += len(original) if index == len(sent) - 1 else int.from_bytes(original[at : at + 4], "big")
     assert found == expected
+
+
+@pytest.mark.parametrize("first_offset", [0, 200, 65_000, 65_536, 2**24 - 7, 2**40 - 1])
+def test_many_messages_of_one_length_are_numbered_across_every_carry(first_offset):
+    whole, at, found = bytearray(encode_frame(1, 2**64 - 1, 5, b"topic=t\0", b"abc") * 70_000), 0, []
+    while at < len(whole):
+        numbered = number_messages(whole, at, first_offset + len(found), len(whole))
+        assert isinstance(numbered.positions, range)
+        found += [HEAD.unpack_from(numbered.data, position)[2] for position in numbered.positions]
+        at = numbered.end
+    assert found == [*range(first_offset, first_offset + 70_000)]

@@ -616,8 +616,13 @@ async def test_a_commit_under_way_is_answered_when_the_broker_is_told_to_stop(a_
     assert answers == [(T.ACK, "success"), (T.GOODBYE, None)]
 
 
-async def test_a_disk_that_fills_up_while_copying_delays_the_transaction_and_loses_nothing(a_broker, monkeypatch):
+@pytest.mark.parametrize("at_a_time", [4_000_000, 1])
+async def test_a_disk_that_fills_up_while_copying_delays_the_transaction_and_loses_nothing(
+    a_broker, monkeypatch, at_a_time
+):
     monkeypatch.setattr("core.committing.FIRST_DELAY", 0.01)
+    monkeypatch.setattr("core.copying.READ_BYTES", at_a_time)  # with little of it, more waits when the disk is full
+    monkeypatch.setattr("core.copying.IN_FLIGHT_BYTES", at_a_time)
     async with a_broker() as connect:
         peer, other = await connect(), await connect()
         await make_topic(peer)
