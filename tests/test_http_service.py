@@ -204,7 +204,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for_for_ever(a_broker, mo
 
 
 async def test_only_so_many_large_bodies_are_held_at_once(a_broker):
-    async with a_broker() as connect:
+    async with a_broker(shutdown_grace=0.1) as connect:
         peers = [await connect.http() for _ in range(5)]
         await peers[0].ok("POST", "/topics", {"name": "t", "partitions": 1}, 201)
         body = b'{"value":"' + b"x" * (2 << 20) + b'"}'

@@ -422,7 +422,7 @@ async def test_a_tail_from_the_earliest_shows_everything_of_every_partition(a_br
 
 
 async def test_a_tail_ends_with_its_topic(a_broker):
-    async with a_broker() as connect:
+    async with a_broker(shutdown_grace=0.1) as connect:
         writer, reader = await connect.http(), await connect.http()
         await make(writer)
         await reader.open_stream("/topics/t/tail")

@@ -149,7 +149,7 @@ async def test_a_subscriber_that_stops_reading_costs_a_bounded_amount_and_loses_
 
 
 async def test_a_peer_that_does_not_read_for_two_heartbeats_is_dropped_but_a_silent_one_is_not(a_broker):
-    async with a_broker(heartbeat_interval=0.2) as connect:
+    async with a_broker(heartbeat_interval=0.2, shutdown_grace=0.1) as connect:
         silent, publisher = await connect.lines(), await connect.lines()
         await a_topic(publisher)
         deaf = await subscribed(connect)
