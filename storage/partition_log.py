@@ -30,7 +30,7 @@ from storage.gathering import Gathering, Waiting, tell
 from storage.recovery import Recovered
 from storage.segment import Segment
 from storage.shared import HOUR_MS, Health, Shared
-from storage.tail import Stored, Tail, together
+from storage.tail import Stored, Tail, joined
 from storage.threads import result_of
 
 logger = logging.getLogger(__name__)
@@ -311,7 +311,7 @@ class LocalLog:
         if offset == self._end_offset:
             return Chunk(offset, b"", ())
         self._segment_of(offset)  # raises if there is none
-        chunk = self._tail.read_whole(offset, max_bytes) or together(await self._read_batches(offset, max_bytes))
+        chunk = self._tail.read_whole(offset, max_bytes) or joined(await self._read_batches(offset, max_bytes))
         visible = self._visible(chunk)
         assert visible is not None
         return visible

@@ -53,7 +53,7 @@ def whole(batches: Sequence[Stored], at: int, max_bytes: int) -> Chunk:
     return cut(batches, at, first.first_offset, size if size >= LONG else max(size, max_bytes))
 
 
-def together(batches: Sequence[Stored]) -> Chunk:
+def joined(batches: Sequence[Stored]) -> Chunk:
     """Return all of these batches."""
     return cut(batches, 0, batches[0].first_offset, sum([len(batch.data) for batch in batches]))
 
