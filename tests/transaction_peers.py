@@ -59,11 +59,15 @@ async def commit(peer: TrioPeer, transaction: str, *stages: Staging, number: int
 
 
 async def bodies(peer: TrioPeer, topic: str, partition: int = 0) -> list[bytes]:
-    """Return every message of a partition that a reader may see."""
+    """Return every message of a partition that a reader may see; in bulk nobody may see another one."""
     properties = {"topic": topic, "partition": str(partition), "offset": "0", "max_messages": "100000"}
+    bulk = await peer.ask(MessageType.FETCH, 3, **properties, bulk="1")
     answer = await peer.ask(MessageType.FETCH, 3, **properties)
     assert answer.properties["status"] == "success", answer.properties
-    return [message.body for message in stored_messages(answer.body)]
+    found = [message.body for message in stored_messages(answer.body)]
+    frames = bulk.body[4 * int(bulk.properties["count"]) :]
+    assert found[: int(bulk.properties["count"])] == [each.body for each in stored_messages(frames)]
+    return found
 
 
 async def all_bodies(peer: TrioPeer, topic: str, partitions: int) -> Sequence[list[bytes]]:
