@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,8 +29,23 @@ QUICK = {
 }
 
 
+@pytest.fixture(scope="session", autouse=True)
+def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The Spark that is installed, without the archive of its Python: it would be compiled again in each process."""
+    import pyspark
+
+    installed, home = Path(pyspark.__file__).parent, tmp_path_factory.mktemp("spark")
+    (home / "python/lib").mkdir(parents=True)
+    for path in [*installed.iterdir(), *installed.glob("python/lib/py4j*")]:
+        if path.name != "python":
+            (home / path.relative_to(installed)).symlink_to(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_HOME", str(home))
+        yield home
+
+
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(spark_home: Path) -> Iterator[SparkSession]:
     """A real Spark in local[2], shared by all tests."""
     import pyspark_qb
 

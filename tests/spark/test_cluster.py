@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyspark
 import pytest
 from conftest import ROOT, BrokerProcess
 from peers import Peer
@@ -33,14 +32,6 @@ spark.stop()
 """
 
 
-def a_spark_home(directory: Path) -> str:
-    """The Spark that is installed, but with a `work` directory of its own, where executors write."""
-    directory.mkdir()
-    for path in Path(pyspark.__file__).parent.iterdir():
-        (directory / path.name).symlink_to(path)
-    return str(directory)
-
-
 def test_a_stream_runs_on_a_cluster_of_two_workers(broker: BrokerProcess, tmp_path: Path) -> None:
     settings = QUICK | {
         "spark.executorEnv.PYTHONPATH": str(ROOT),
@@ -55,7 +46,6 @@ def test_a_stream_runs_on_a_cluster_of_two_workers(broker: BrokerProcess, tmp_pa
         "PYTHONPATH": str(ROOT),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
-    environment["SPARK_HOME"] = a_spark_home(tmp_path / "spark")
     with Peer(broker.port) as peer:
         peer.create_topic("events", partitions="2")
     arguments = [f"127.0.0.1:{broker.port}", str(tmp_path / "checkpoint"), str(lines)]

@@ -226,7 +226,7 @@ def test_the_readmes_command_runs_until_it_is_interrupted(broker: BrokerProcess,
                 assert process.stdout is not None
                 assert process.stdout.readline().startswith("files to qb: batch 0, 14 rows, ")
                 process.send_signal(signal.SIGINT)
-                rest, errors = process.communicate(timeout=60)
+                rest, errors = process.communicate()
             finally:
                 process.kill()
         assert (process.returncode, rest) == (0, "stopped; the same command goes on from here\n"), errors
