@@ -33,6 +33,10 @@ ROOT = Path(__file__).parent.parent
 hypothesis.settings.register_profile("qb", deadline=None)  # a timing is never asserted: the machine may be busy
 hypothesis.settings.load_profile("qb")
 
+if sys.dont_write_bytecode:  # then every process that is started here would compile all of it again
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = str(ROOT / ".pytest_cache/bytecode")
+
 
 def free_port() -> int:
     """Return a port that nobody listens on right now."""
