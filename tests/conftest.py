@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import re
 import signal
 import socket
@@ -33,16 +35,30 @@ ROOT = Path(__file__).parent.parent
 hypothesis.settings.register_profile("qb", deadline=None)  # a timing is never asserted: the machine may be busy
 hypothesis.settings.load_profile("qb")
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background: no child would heed it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if sys.dont_write_bytecode:  # then every process that is started here would compile all of it again
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = str(ROOT / ".pytest_cache/bytecode")
 
 
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+FIRST_PORT = 10_000 + WORKER % 10 * 2_000
+PORTS = itertools.cycle(random.Random().sample(range(FIRST_PORT, FIRST_PORT + 2_000), 2_000))
+
+
 def free_port() -> int:
-    """Return a port that nobody listens on right now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port that nobody listens on, and that nobody is given while a broker on it is down.
+
+    The system hands out higher ones, and each worker has ports of its own.
+    """
+    while True:
+        port = next(PORTS)
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError:
+            pass
 
 
 class BrokerProcess:
@@ -51,7 +67,7 @@ class BrokerProcess:
     def __init__(self, directory: Path, prefix: tuple[str, ...] = (), **settings: object) -> None:
         self.data_dir = directory / "data"
         self.log_file = directory / "server.log"
-        self.port = 0
+        self.port = free_port()
         self.banner = ""
         self._prefix = prefix
         self._settings = {name: str(value) for name, value in settings.items()}
