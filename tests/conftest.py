@@ -19,6 +19,7 @@ from typing import Any
 import hypothesis
 import pytest
 import trio
+from dealing import Dealer, turn_of
 from http_peers import HttpPeer
 from line_peers import LinePeer
 from peers import TrioPeer
@@ -40,6 +41,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background
 if sys.dont_write_bytecode:  # then every process that is started here would compile all of it again
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = str(ROOT / ".pytest_cache/bytecode")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest goes first."""
+    items.sort(key=turn_of)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Dealer:
+    return Dealer(config, log)
 
 
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))

@@ -96,7 +96,7 @@ def test_print_config_shows_the_defaults_that_the_readme_gives(home: Path) -> No
 def test_continuous_integration_installs_and_tests_as_the_readme_says() -> None:
     script = (PROJECT / ".ci/run").read_text()
     *install, pytest_command = TEST.strip().split(" && ")
-    assert pytest_command == ".venv/bin/python -m pytest"
+    assert pytest_command == ".venv/bin/python -m pytest -n 3"
     assert [line for line in README.splitlines() if "-m pytest" in line] == [TEST.strip()]
     assert "grep -m1 -- '-m pytest' README.md" in script
     assert set(install) <= set(script.splitlines())

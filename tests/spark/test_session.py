@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, BrokerProcess
+from dealing import SPARK, share_of
 from peers import Peer
 from pyspark.sql import SparkSession
 
@@ -37,6 +38,11 @@ def no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     return tmp_path
+
+
+def test_whatever_uses_this_session_is_dealt_to_the_same_worker(request: pytest.FixtureRequest) -> None:
+    users = [item.nodeid for item in request.session.items if "spark" in getattr(item, "fixturenames", ())]
+    assert {share_of(nodeid) for nodeid in users} <= {SPARK}
 
 
 @pytest.mark.timeout(120)
