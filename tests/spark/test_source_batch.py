@@ -64,7 +64,8 @@ def test_a_batch_reads_what_was_appended_between_two_times(
     first = client.publish("events", b"3").timestamp
     wait_until(lambda: client.publish("events", b"100").timestamp > first)
     second = client.publish("events", b"4").timestamp
-    wait_until(lambda: client.publish("events", b"101").timestamp > second)
+    wait_until(lambda: client.publish("events", b"100").timestamp > second)
+    client.publish("events", b"101")
     since = read(spark, servers, startingTimestamp=str(first + 1)).collect()
     assert 3 not in values(since)
     assert 4 in values(since)
