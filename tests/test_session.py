@@ -291,8 +291,8 @@ async def test_half_a_frame_and_then_silence_is_dropped(a_broker, autojump_clock
         assert trio.current_time() <= 70
 
 
-async def test_a_peer_that_never_reads_is_bounded_and_then_dropped(a_broker, autojump_clock):
-    autojump_clock.autojump_threshold = 0.25  # TCP waits up to 0.2 s before it tells that a small window has opened
+async def test_a_peer_that_never_reads_is_bounded_and_then_dropped(a_broker, autojump_clock, caplog):
+    caplog.set_level("INFO", "qb")
     async with a_broker(heartbeat_interval=30) as connect:
         peer = await connect()
         peer.stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
@@ -300,4 +300,4 @@ async def test_a_peer_that_never_reads_is_bounded_and_then_dropped(a_broker, aut
         with pytest.raises(trio.BrokenResourceError):
             while True:
                 await peer.stream.send_all(flood)
-        assert trio.current_time() <= 130
+    assert "has not read what it was sent for 60 s" in caplog.text  # the kernel fills its buffers in a time of its own
