@@ -4,13 +4,15 @@ May import: core.errors, core.live, core.subscriptions.alarms, core.subscription
     the standard library.
 Never: sockets, files.
 
-One task saves all: while a transaction is under way, what has become due gathers for the next one. Whatever is out of
-date has an alarm, and a save that fails sets it again, so no ack waits for ever to be made durable.
+What is due at once is given to the disk in the very step of the event loop that makes it so, the rest by a timer. While
+one transaction is under way, what becomes due gathers for the next one, as publishes do. Whatever is out of date has an
+alarm, and a save that fails sets it again, so no ack waits for ever to be made durable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import trio
 
@@ -34,19 +36,28 @@ class Saver:
         self._metadata = metadata
         self._serve = serve
         self._alarms: Alarms[Saving] = Alarms()
+        self._under_way = False  # is there a transaction? Then what is due waits for its end
         self._not_before = 0.0  # a save has failed: give the disk some time
         self._wake = trio.Event()
+        self._wakes_at = NEVER  # when the timer looks again by itself
+
+    # What is due when
 
     def note(self, live: Live) -> None:
         """See that it is saved in time, if it has changed."""
         if not live.subscription.dirty or live.gone:
             return
-        due = self._due(live)
+        now = trio.current_time()
+        due = self._due(live, now)
         if due < live.saving.due:
-            self._set_alarm(live, due)
+            self._alarms.set(live.saving, due)
+            if due <= now:
+                self._begin(now)
+            else:
+                self._set_timer()
 
-    def _due(self, live: Live) -> float:
-        now, haste, saving = trio.current_time(), live.subscription.haste, live.saving
+    def _due(self, live: Live, now: float) -> float:
+        haste, saving = live.subscription.haste, live.saving
         if haste is Haste.NONE:
             due = (now // LAZILY + 1) * LAZILY
         elif haste is Haste.SOME:
@@ -55,14 +66,47 @@ class Saver:
             due = now
         return max(due, saving.began + SHARE * saving.took, self._not_before)
 
-    def _set_alarm(self, live: Live, due: float) -> None:
-        if due < self._alarms.first():
+    async def run(self) -> None:
+        """Save what is due until cancelled."""
+        while True:
+            self._wakes_at = NEVER if self._under_way else self._alarms.first()
+            with trio.move_on_at(self._wakes_at):
+                await self._wake.wait()
+            self._wake = trio.Event()
+            self._begin(trio.current_time())
+
+    def _set_timer(self) -> None:
+        """Wake the timer if it would come too late; the end of a transaction looks by itself."""
+        if not self._under_way and self._alarms.first() < self._wakes_at:
             self._wake.set()
-        self._alarms.set(live.saving, due)
+
+    # Saving
+
+    def _begin(self, now: float) -> None:
+        """Save all that is due, unless a transaction is under way."""
+        if self._under_way:
+            return
+        saves = [self._take(saving.live, now) for saving in self._alarms.pop_due(now) if not saving.live.gone]
+        if saves:
+            self._under_way = True
+            self._metadata.put_then({save.live.key: save.value for save in saves}, partial(self._ended, saves))
+
+    def _ended(self, saves: Sequence[Save], error: BrokerError | None) -> None:
+        try:
+            if error is not None:  # the metadata has logged it
+                self._try_again(saves)
+                return
+            for save in saves:
+                if save.live.subscription.saved(save.number):
+                    self._serve(save.live)
+        finally:
+            self._under_way = False
+            self._begin(trio.current_time())
+            self._set_timer()
 
     async def save(self, live: Live) -> None:
         """Return when the state as it is now is durable. Raises BrokerError, and then tries again by itself."""
-        save = self._take(live)
+        save = self._take(live, trio.current_time())
         try:
             await self._metadata.put(live.key, save.value)
         except BaseException:
@@ -70,45 +114,23 @@ class Saver:
             raise
         live.subscription.saved(save.number)
 
-    async def run(self) -> None:
-        """Save what is due until cancelled."""
-        while True:
-            with trio.move_on_at(self._alarms.first()):
-                await self._wake.wait()
-            self._wake = trio.Event()
-            due = [saving.live for saving in self._alarms.pop_due(trio.current_time())]
-            if any(not live.gone for live in due):
-                await self._save_all(due)
-
     async def finish(self, lives: Iterable[Live]) -> None:
         """Make durable what is out of date. Raises BrokerError."""
         for live in lives:
             if live.subscription.dirty or live.saving.due < NEVER:
-                self._metadata.put_soon(live.key, self._take(live).value)
+                self._metadata.put_soon(live.key, self._take(live, trio.current_time()).value)
         await self._metadata.flush()
 
-    async def _save_all(self, lives: Iterable[Live]) -> None:
-        saves = [self._take(live) for live in lives if not live.gone]
-        for save in saves:
-            self._metadata.put_soon(save.live.key, save.value)
-        try:
-            await self._metadata.flush()
-        except BrokerError:  # the metadata has logged it
-            self._try_again(saves)
-            return
-        for save in saves:
-            if save.live.subscription.saved(save.number):
-                self._serve(save.live)
-
-    def _take(self, live: Live) -> Save:
+    def _take(self, live: Live, now: float) -> Save:
         saving = live.saving
-        saving.due, saving.began = NEVER, trio.current_time()
+        saving.due, saving.began = NEVER, now
         save = live.to_save()
-        saving.took = trio.current_time() - saving.began
+        saving.took = trio.current_time() - now
         return save
 
-    def _try_again(self, saves: Iterable[Save]) -> None:
+    def _try_again(self, saves: Sequence[Save]) -> None:
         self._not_before = trio.current_time() + RETRY
         for live in (save.live for save in saves):
             if not live.gone and live.saving.due > self._not_before:
-                self._set_alarm(live, self._not_before)
+                self._alarms.set(live.saving, self._not_before)
+        self._set_timer()

@@ -268,6 +268,9 @@ class Metadata(Protocol):
     def put_soon(self, key: str, value: Any | None) -> None:
         """Store (None: remove) with the next transaction, without waiting: for state that may lag a little."""
 
+    def put_then(self, values: Mapping[str, Any], done: Callable[[BrokerError | None], None]) -> None:
+        """Store durably in one step, without waiting; then `done` is called with None, or with what went wrong."""
+
     async def flush(self) -> None:
         """Return when everything given so far is durable."""
 

@@ -35,6 +35,7 @@ class Write(msgspec.Struct, eq=False):
     expected: int | None = None  # the version that the only entry must have
     lags: bool = False  # nobody waits for it: a newer value may take its place, and a failure is tried again
     event: trio.Event | None = None
+    done: Callable[[BrokerError | None], None] | None = None  # told what became of it, in the event loop
     outcome: int | BaseException | None = None  # the new version of the last entry
 
 
@@ -85,19 +86,29 @@ class LocalMetadata:
         self._pending.append(write)
         self._some_lag.set()
 
+    def put_then(self, values: Mapping[str, Any], done: Callable[[BrokerError | None], None]) -> None:
+        if self._stopped:
+            done(ShuttingDown("the broker is about to exit"))
+            return
+        self._give(Write({key: msgspec.json.encode(value) for key, value in values.items()}, done=done))
+
     async def _store(self, write: Write) -> int:
         """Wait until a transaction has taken the write. Raises what kept it from doing so."""
         if self._stopped:
             raise ShuttingDown("the broker is about to exit")
         write.event = trio.Event()
-        for key in write.values:
-            self._lagging.pop(key, None)  # so that a later put_soon() comes after this
-        self._pending.append(write)
-        self._start()
+        self._give(write)
         await write.event.wait()
         if isinstance(write.outcome, BaseException):
             raise write.outcome
         return write.outcome or 0
+
+    def _give(self, write: Write) -> None:
+        """Let the next transaction have this write, and begin that as soon as possible."""
+        for key in write.values:
+            self._lagging.pop(key, None)  # so that a later put_soon() comes after this
+        self._pending.append(write)
+        self._start()
 
     def _start(self) -> None:
         """Hand everything that has gathered to the writer thread."""
@@ -121,6 +132,9 @@ class LocalMetadata:
             self._start()
         elif self._pending:
             self._some_lag.set()
+        for write in writes:
+            if write.done is not None:
+                write.done(write.outcome if isinstance(write.outcome, BrokerError) else None)
 
     def _try_again(self, writes: Sequence[Write], error: BaseException) -> None:
         logger.error("metadata could not be written: %s", error)

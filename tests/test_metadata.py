@@ -195,3 +195,31 @@ async def test_after_the_end_writes_are_refused(tmp_path: Path) -> None:
         pass
     with pytest.raises(ShuttingDown):
         await metadata.put("k", 1)
+    told: list[Any] = []
+    metadata.put_then({"k": 1}, told.append)
+    assert [type(error) for error in told] == [ShuttingDown]
+
+
+async def test_who_does_not_wait_is_told_when_it_is_durable_or_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as metadata:
+        told: list[Any] = []
+
+        def done(error: Any) -> None:
+            told.append((error, metadata.get("a"), metadata.get("b")))
+            if len(told) == 1:
+                metadata.put_then({"a": 3}, done)
+
+        metadata.put_soon("a", 0)
+        metadata.put_then({"a": 1, "b": 2}, done)
+        assert not told, "it does not block"
+        await until(lambda: len(told) == 2)
+        assert told == [(None, Entry(1, 2), Entry(2, 1)), (None, Entry(3, 3), Entry(2, 1))]
+        with monkeypatch.context() as patch:
+            patch.setattr(metadata, "_apply", lambda write, changes: 1 / 0)
+            metadata.put_then({"a": 4}, done)
+            await until(lambda: len(told) == 3)
+        error, kept, _ = told[-1]
+        assert isinstance(error, Internal)
+        assert kept == Entry(3, 3)

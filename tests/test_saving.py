@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from core.errors import DiskFull
+from core.errors import BrokerError, DiskFull
 from core.live import Live
 from core.saving import LAZILY, RETRY, SPACING, Saver
 from core.subscriptions.options import parse_options
@@ -26,21 +26,37 @@ class Disk:
         self.full = False
         self.transactions: list[tuple[float, list[str]]] = []  # when each began, and the keys in it
         self._soon: dict[str, Any] = {}
+        self._busy = False
 
     def put_soon(self, key: str, value: Any) -> None:
         self._soon[key] = value
 
     async def flush(self) -> None:
         self.transactions.append((trio.current_time(), list(self._soon)))
+        self._soon.clear()
         await trio.sleep(self.seconds)
         if self.full:
             raise DiskFull("no space left")
-        self._soon.clear()
 
     async def put(self, key: str, value: Any) -> int:
         self.put_soon(key, value)
         await self.flush()
         return 1
+
+    def put_then(self, values: dict[str, Any], done: Callable[[BrokerError | None], None]) -> None:
+        assert not self._busy, "one transaction at a time"
+        self._busy = True
+        self._soon |= values
+        trio.lowlevel.spawn_system_task(self._then, done)
+
+    async def _then(self, done: Callable[[BrokerError | None], None]) -> None:
+        error = None
+        try:
+            await self.flush()
+        except DiskFull as refusal:
+            error = refusal
+        self._busy = False
+        done(error)
 
     @property
     def times(self) -> list[float]:
@@ -196,6 +212,6 @@ async def test_what_is_out_of_date_is_saved_in_the_end(clock: trio.testing.MockC
     async with a_saver() as broker:
         lives = [broker.add("a", window=9), broker.add("b", window=9)]
         await trio.sleep(1)
-        broker.ack(lives[0], 0, 1)
+        lives[0].subscription.pause()
         await broker.saver.finish(lives)
         assert broker.disk.transactions[-1][1] == ["subscription/a"]
