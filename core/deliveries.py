@@ -22,7 +22,7 @@ from core.live import Live, Round
 from core.outlets import Delivery, Outlet
 from core.replies import now_ms
 from core.saving import Saver
-from core.slices import collect, collect_recent, keys_of
+from core.slices import Frames, collect, collect_recent, keys_of
 from core.subscriptions.alarms import NEVER, Alarms
 from core.subscriptions.decisions import DeadLetter, Decision, Deliver
 from core.subscriptions.options import Mode
@@ -288,7 +288,7 @@ class Deliveries:
         else:
             self._push(live, decision, runs, frames, todo)
 
-    def _push(self, live: Live, deliver: Deliver, runs: tuple[range, ...], frames: bytes, todo: Round) -> None:
+    def _push(self, live: Live, deliver: Deliver, runs: tuple[range, ...], frames: Frames, todo: Round) -> None:
         outlet, settled = todo.subscribers[deliver.subscriber]
         if live.outlets.get(deliver.subscriber) is not outlet or not runs:
             return  # it has left, and perhaps joined again, since this was decided
@@ -299,7 +299,7 @@ class Deliveries:
         if outlet.settles_at_once:
             live.subscription.ack(outlet.name, deliver.partition, runs, trio.current_time())
 
-    def _count(self, live: Live, deliver: Deliver, size: int, frames: bytes) -> None:
+    def _count(self, live: Live, deliver: Deliver, size: int, frames: Frames) -> None:
         live.delivered_messages += size
         live.delivered_bytes += len(frames)
         if deliver.attempt == 1:
@@ -309,7 +309,7 @@ class Deliveries:
         now = trio.current_time()
         try:
             frame = await collect(live.logs[letter.partition], [range(letter.offset, letter.offset + 1)], chunk)
-            await self._bury(live, letter, frame)
+            await self._bury(live, letter, bytes(frame))
         except OffsetOutOfRange:
             live.subscription.advance(letter.partition, live.logs[letter.partition].first_offset)
         except BrokerError as error:

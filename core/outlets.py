@@ -25,7 +25,7 @@ class Delivery(NamedTuple):
     attempt: int
     size: int
     settled: int  # the last SETTLE of this subscriber that counted when it was decided
-    frames: bytes
+    frames: bytes | memoryview
     suspects: bool = False  # of an unexplained death: to be handled one at a time
 
 
@@ -111,7 +111,7 @@ class BasicOutlet:
         self._transport.send(_removal(subscription_id, reason))
 
 
-def data_frames(data: bytes) -> Iterator[Frame]:
+def data_frames(data: bytes | memoryview) -> Iterator[Frame]:
     """Return the messages among stored frames."""
     at = 0
     while at < len(data):

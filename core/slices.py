@@ -14,19 +14,22 @@ from storage.engine import Chunk, PartitionLog
 READ_BYTES = 1_048_576
 
 
-def cut(chunk: Chunk, run: range) -> bytes:
+Frames = bytes | memoryview  # a memoryview keeps the whole batch in memory: it is sent, or copied by those who keep it
+
+
+def cut(chunk: Chunk, run: range) -> Frames:
     """Return the frames of the run, all of which are in the chunk; seals that follow them may come along."""
     data, positions = chunk.data, chunk.positions
     first, last = run.start - chunk.first_offset, run[-1] - chunk.first_offset
     end = positions[last] + frame_length(data, positions[last])
     if run.step == 1:
-        return data[positions[first] : end]
+        return memoryview(data)[positions[first] : end]
     starts = positions[first : last + 1 : run.step]
     ends = [*positions[first + 1 : last + 1 : run.step], end]  # a frame reaches to the next one, or to a seal before it
     return b"".join([data[start:end] for start, end in zip(starts, ends, strict=True)])
 
 
-def collect_recent(log: PartitionLog, runs: Iterable[range], chunk: Chunk | None) -> bytes | None:
+def collect_recent(log: PartitionLog, runs: Iterable[range], chunk: Chunk | None) -> Frames | None:
     """Return the frames of these messages if the chunk or memory has them, else None."""
     collecting = _collecting(runs, chunk)
     try:
@@ -34,12 +37,12 @@ def collect_recent(log: PartitionLog, runs: Iterable[range], chunk: Chunk | None
         while (recent := log.read_recent(offset, READ_BYTES)) is not None:
             offset = collecting.send(recent)
     except StopIteration as done:
-        frames: bytes = done.value
+        frames: Frames = done.value
         return frames
     return None
 
 
-async def collect(log: PartitionLog, runs: Iterable[range], chunk: Chunk | None) -> bytes:
+async def collect(log: PartitionLog, runs: Iterable[range], chunk: Chunk | None) -> Frames:
     """Return the frames of these messages, from the chunk if it has them, else from the log.
 
     Raises OffsetOutOfRange, LogDamaged.
@@ -50,13 +53,13 @@ async def collect(log: PartitionLog, runs: Iterable[range], chunk: Chunk | None)
         while True:
             offset = collecting.send(log.read_recent(offset, READ_BYTES) or await log.read(offset, READ_BYTES))
     except StopIteration as done:
-        frames: bytes = done.value
+        frames: Frames = done.value
         return frames
 
 
-def _collecting(runs: Iterable[range], chunk: Chunk | None) -> Generator[int, Chunk, bytes]:
+def _collecting(runs: Iterable[range], chunk: Chunk | None) -> Generator[int, Chunk, Frames]:
     """Yield each offset from which more has to be read, to be sent the chunk; returns the frames."""
-    parts: list[bytes] = []
+    parts: list[Frames] = []
     for run in runs:
         while run:
             if chunk is None or not chunk.first_offset <= run.start < chunk.next_offset:

@@ -66,7 +66,7 @@ class Subscriber:
         return self._waiting_bytes + self._transport.queued > FULL
 
     def deliver(self, delivery: Delivery) -> None:
-        self._waiting.append(delivery)
+        self._waiting.append(delivery._replace(frames=bytes(delivery.frames)))  # the rest of its batch shall not wait
         self._waiting_bytes += len(delivery.frames)
         self._some.set()
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 CACHED_AT_MOST = 2 * 1024 * 1024  # a longer look would keep the event loop too long
+_threads = threading.local()
 OPEN_FILES = 256  # kept open at once; more only while more are in use at the same moment
 
 
@@ -82,7 +83,7 @@ def read_cached(fd: int, length: int, position: int) -> bytes:
     """Return `length` bytes at `position` if memory has them. Raises BlockingIOError where the disk would be asked."""
     if not RWF_NOWAIT or length > CACHED_AT_MOST:
         raise BlockingIOError(errno.EAGAIN, "a thread should do this")
-    buffer = bytearray(length)
+    buffer = _scratch(length)
     try:
         got = os.preadv(fd, [buffer], position, RWF_NOWAIT)
     except OSError as error:
@@ -90,6 +91,13 @@ def read_cached(fd: int, length: int, position: int) -> bytes:
     if got < length:
         raise BlockingIOError(errno.EAGAIN, "only a part is in memory")
     return bytes(buffer)
+
+
+def _scratch(length: int) -> memoryview:
+    """Return room for one read: always the same of a thread, since fresh memory has to be filled with zeros first."""
+    if not hasattr(_threads, "scratch"):
+        _threads.scratch = memoryview(bytearray(CACHED_AT_MOST))
+    return _threads.scratch[:length]  # type: ignore[no-any-return]
 
 
 def lock_directory(directory: Path) -> int:
