@@ -38,11 +38,11 @@ class Readiness:
 
     def remove(self, sock: socket.socket) -> None:
         """Call it no more; one that is not there is no error."""
-        if self._callbacks.pop(sock.fileno(), None) is not None:
+        if self._callbacks.pop(sock.fileno(), None) is not None and not self._epoll.closed:
             self._epoll.unregister(sock)
 
     async def run(self) -> None:
-        """Call whoever can be read, until cancelled; then nothing can be added or removed any more."""
+        """Call whoever can be read, until cancelled; then nothing can be added any more."""
         with self._epoll:
             while True:
                 await trio.lowlevel.wait_readable(self._epoll.fileno())

@@ -295,7 +295,7 @@ def declared(line: str, servers: str, directory: Path) -> str:
     done = subprocess.run(
         ["bash", "-c", line], cwd=ROOT, env=os.environ | QUICK, capture_output=True, text=True, timeout=400
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
