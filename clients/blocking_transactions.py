@@ -1,7 +1,7 @@
 """clients.blocking_transactions: all that BrokerClient can do with transactions.
 
 May import: clients.conversation, clients.errors, clients.link, clients.publishing, clients.scattering,
-clients.transactions, clients.window, the standard library.
+clients.transactions, clients.window, core.frames, the standard library.
 Never: trio.
 """
 
@@ -31,6 +31,7 @@ from clients.transactions import (
     unlearn,
 )
 from clients.window import Batch
+from core.frames import Frames
 
 
 class Stage:
@@ -66,7 +67,7 @@ class Stage:
                 self._send(topic, partition, bundle)
 
     def _send(self, topic: str, partition: int, bundle: Bundle) -> None:
-        def compose() -> tuple[Batch, bytes]:
+        def compose() -> tuple[Batch, Frames]:
             self._book.collect()
             batch = self._conversation.stage(self._book.properties(topic, partition), bundle.frames, self._answered)
             return batch, batch.data

@@ -24,6 +24,7 @@ from core.frames import (
     OVERHEAD,
     PROBE,
     Frame,
+    Frames,
     MessageType,
     decode_frame,
     encode_frame,
@@ -119,7 +120,7 @@ class Conversation:
         self._hello = self._request_number()
         return encode_frame(MessageType.HELLO, self._hello, properties=properties)
 
-    def unanswered(self) -> list[bytes]:
+    def unanswered(self) -> list[Frames]:
         """Return what to send again after Welcome, in order and byte for byte."""
         return self._window.unanswered() + self._staged.unanswered()
 

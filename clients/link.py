@@ -32,7 +32,7 @@ from clients.publishing import Form
 from clients.recovery import CONNECT_TIMEOUT, Backoff, Trouble
 from clients.window import Batch
 from core.errors import PeerMisbehaved
-from core.frames import Frame
+from core.frames import Frame, Frames
 
 RECEIVE_SIZE = 64 * 1024  # answers are small; a larger buffer costs a fresh mapping at each read
 ASIDE = 0.05  # seconds that the link's thread leaves the socket to callers after one of them has read it
@@ -129,7 +129,7 @@ class Link:
         Raises BrokerUnavailable, RequestTimedOut, or what `check` raises when the turn has come; nothing was sent then.
         """
 
-        def compose() -> tuple[Batch, bytes]:
+        def compose() -> tuple[Batch, Frames]:
             check()
             batch = self._conversation.publish(form, bodies, waiter)
             return batch, batch.data
@@ -232,7 +232,7 @@ class Link:
         with self._state:
             self._calls.pop(call.number, None)
 
-    def transmit(self, compose: Callable[[], tuple[T, bytes]], deadline: float) -> T:
+    def transmit(self, compose: Callable[[], tuple[T, Frames]], deadline: float) -> T:
         """Compose and write in one turn, so that bytes leave in the order of their numbers.
 
         Waits for connection and room. Raises BrokerUnavailable, RequestTimedOut, or what `compose` raises when the turn
@@ -409,7 +409,7 @@ class Link:
         else:
             self._sending.release()
 
-    def _write_again(self, sock: socket.socket, unanswered: Iterable[bytes]) -> None:
+    def _write_again(self, sock: socket.socket, unanswered: Iterable[Frames]) -> None:
         try:
             for frames in unanswered:
                 _write(sock, frames)
@@ -436,7 +436,7 @@ class Link:
                 sock.close()
 
 
-def _write(sock: socket.socket, data: bytes) -> None:
+def _write(sock: socket.socket, data: Frames) -> None:
     """Write all of it. A failure is left to the reader, who sees the connection end."""
     try:
         sock.sendall(data)

@@ -13,7 +13,7 @@ from time import monotonic
 from clients.blocking import BrokerClient
 from clients.bulk import Tally
 from clients.publishing import Body, Form
-from core.frames import TYPE_AND_SEQUENCE, MessageType, frame_length
+from core.frames import TYPE_AND_SEQUENCE, Frames, MessageType, frame_length
 
 
 class Prepared(Form):
@@ -24,7 +24,7 @@ class Prepared(Form):
     def __init__(self, data: Body) -> None:
         self._data = data
 
-    def frames(self, first_number: int, bodies: Sequence[bytes], type: int = MessageType.PUBLISH) -> bytes:
+    def frames(self, first_number: int, bodies: Sequence[bytes], type: int = MessageType.PUBLISH) -> Frames:
         """Return the frames, numbered from `first_number` on; `bodies` only tells how many there are."""
         data, at, patch = bytearray(self._data), 0, TYPE_AND_SEQUENCE.pack_into
         for number in range(first_number, first_number + len(bodies)):

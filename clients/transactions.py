@@ -21,7 +21,7 @@ from clients.publishing import Body
 from clients.scattering import Piece, Routes
 from clients.window import Batch, Held
 from core.errors import Code
-from core.frames import LENGTH, MAX_PROPERTIES, OVERHEAD, MessageType, frame_length
+from core.frames import LENGTH, MAX_PROPERTIES, OVERHEAD, Frames, MessageType, frame_length
 
 STAGE_BYTES = 1_000_000  # of messages that one STAGE frame carries, unless a single one is longer
 STAGE_HEAD = 1_024  # that a STAGE frame is longer than what it carries, at most
@@ -105,7 +105,7 @@ class Draft:
         if self._size + size > DRAFT_BYTES:
             yield from self.take_all()
 
-    def _put(self, lane: Lane, frames: bytes, count: int) -> None:
+    def _put(self, lane: Lane, frames: Frames, count: int) -> None:
         self._frames.setdefault(lane, bytearray()).extend(frames)
         self._counts[lane] = self._counts.get(lane, 0) + count
         self._size += len(frames)

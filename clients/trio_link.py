@@ -23,7 +23,7 @@ from clients.listener import Listener
 from clients.publishing import Form
 from clients.recovery import CONNECT_TIMEOUT, Backoff, Trouble
 from clients.window import Batch
-from core.frames import Frame
+from core.frames import Frame, Frames
 
 RECEIVE_SIZE = 64 * 1024
 TURN_TIMEOUT = 1.0  # how long the reader waits for a caller that writes before it goes on reading
@@ -112,7 +112,7 @@ class TrioLink:
         then, nor if cancelled.
         """
 
-        def compose() -> tuple[Batch, bytes]:
+        def compose() -> tuple[Batch, Frames]:
             check()
             batch = self._conversation.publish(form, bodies, waiter)
             return batch, batch.data
@@ -150,7 +150,7 @@ class TrioLink:
             raise call.answer
         return call.answer
 
-    async def transmit(self, compose: Callable[[], tuple[T, bytes]], deadline: float) -> T:
+    async def transmit(self, compose: Callable[[], tuple[T, Frames]], deadline: float) -> T:
         """Compose and write in one turn, so that bytes leave in the order of their numbers.
 
         Waits for connection and room. Raises BrokerUnavailable, RequestTimedOut, or what `compose` raises when the turn
@@ -266,7 +266,7 @@ class TrioLink:
             case TurnedAway(error):
                 raise error
 
-    async def _write(self, stream: trio.SocketStream, data: bytes) -> None:
+    async def _write(self, stream: trio.SocketStream, data: Frames) -> None:
         """Write all of it. A failure is left to the reader, who sees the connection end."""
         with trio.CancelScope(shield=True, deadline=trio.current_time() + self._heartbeat_interval):
             try:
@@ -290,7 +290,7 @@ class TrioLink:
         unanswered = [*self._conversation.unanswered(), *self.listener.welcomed()]
         trio.lowlevel.spawn_system_task(self._write_again, stream, unanswered)  # this one has to read the answers
 
-    async def _write_again(self, stream: trio.SocketStream, unanswered: Iterable[bytes]) -> None:
+    async def _write_again(self, stream: trio.SocketStream, unanswered: Iterable[Frames]) -> None:
         try:
             for frames in unanswered:
                 await self._write(stream, frames)

@@ -1,7 +1,7 @@
 """clients.trio_transactions: all that AsyncBrokerClient can do with transactions.
 
 May import: clients.conversation, clients.errors, clients.publishing, clients.scattering, clients.transactions,
-clients.trio_link, clients.trio_publishing, clients.window, trio, the standard library.
+clients.trio_link, clients.trio_publishing, clients.window, core.frames, trio, the standard library.
 Never: threads.
 """
 
@@ -33,6 +33,7 @@ from clients.transactions import (
 from clients.trio_link import TrioLink
 from clients.trio_publishing import portions
 from clients.window import Batch
+from core.frames import Frames
 
 
 class AsyncStage:
@@ -63,7 +64,7 @@ class AsyncStage:
                 await self._send(topic, partition, bundle)
 
     async def _send(self, topic: str, partition: int, bundle: Bundle) -> None:
-        def compose() -> tuple[Batch, bytes]:
+        def compose() -> tuple[Batch, Frames]:
             self._book.collect()
             batch = self._conversation.stage(self._book.properties(topic, partition), bundle.frames, self._answered)
             return batch, batch.data

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from clients.errors import PublishUncertain, QBError
 from clients.receipts import Receipt, StoredRun
-from core.frames import frame_length
+from core.frames import Frames, frame_length
 
 
 class Stored(NamedTuple):
@@ -55,7 +55,7 @@ class Batch:
 
     __slots__ = ("_answered", "answers", "count", "data", "first", "left", "waiter")
 
-    def __init__(self, first: int, count: int, data: bytes, waiter: Any = None) -> None:
+    def __init__(self, first: int, count: int, data: Frames, waiter: Any = None) -> None:
         self.first, self.count, self.data = first, count, data
         self.left = count  # how many are not answered yet
         self.answers: list[Answer] = []
@@ -79,7 +79,7 @@ class Batch:
         """How many frames come before the first unanswered one; there must be one."""
         return self._answered.find(0)
 
-    def unanswered(self) -> bytes:
+    def unanswered(self) -> Frames:
         """Return the frames without an answer, and only these: one that was refused must not be stored after all."""
         if self.left == self.count:
             return self.data
@@ -107,7 +107,7 @@ class Batch:
         return min(refused, key=attrgetter("number"), default=None)
 
 
-def _frames(data: bytes) -> Iterator[memoryview]:
+def _frames(data: Frames) -> Iterator[memoryview]:
     position, view = 0, memoryview(data)
     while position < len(data):
         length = frame_length(data, position)
@@ -183,7 +183,7 @@ class Window:
             batch.answer(Refused(batch.first, batch.count, error))
         return batches
 
-    def unanswered(self) -> list[bytes]:
+    def unanswered(self) -> list[Frames]:
         """Return all that has to be sent again on a new connection, in order."""
         return [batch.unanswered() for batch in self._batches]
 

@@ -1,6 +1,6 @@
 """core.connection: the conversation with one peer, bytes in and events out.
 
-May import: core.errors, core.frames, storage.engine, the standard library.
+May import: core.alike, core.errors, core.frames, storage.engine, the standard library.
 Never: trio, socket, time, logging.
 
 Requests come out as frames, a STAGE as the bytes that will be stored. Messages come out as runs: `Publishes` says that
@@ -11,10 +11,11 @@ frames, in place, in one pass.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from core.alike import count_alike, give_head
 from core.errors import BadRequest, BrokerError, MessageTooLarge, PeerMisbehaved, UnknownType
 from core.frames import (
     HEAD,
@@ -216,12 +217,17 @@ class ServerConnection:
         at, offset, max_body = start, first_offset, self._max_body
         stop = offset + limit if limit else -1
         publish, data, patch = PUBLISH, DATA, TYPE_AND_SEQUENCE.pack_into
-        _, _, expected, _, length = HEAD.unpack_from(buffer, at)
+        total, _, expected, timestamp, length = HEAD.unpack_from(buffer, at)
         first_number = expected
         head = _head_with_properties(length)
         unpack, size = head.unpack_from, head.size
         known = unpack(buffer, at)[5]
-        positions: list[int] = []
+        positions: Sequence[int] = ()
+        alike = count_alike(buffer, at, end, size, offset, limit or None)
+        if alike:
+            give_head(buffer, at, alike, HEAD.pack(total, data, offset, timestamp or now_ms, length))
+            at, offset, expected = at + alike * total, offset + alike, expected + alike
+            positions = range(0, at - start, total)
         while end - at >= size:
             total, kind, number, timestamp, properties_length, properties, body_length = unpack(buffer, at)
             if kind != publish or number != expected or total > end - at or offset == stop:
@@ -240,6 +246,8 @@ class ServerConnection:
                 patch(buffer, at + 4, data, offset)
             else:
                 _TYPE_SEQUENCE_TIMESTAMP.pack_into(buffer, at + 4, data, offset, now_ms)
+            if not isinstance(positions, list):
+                positions = list(positions)
             positions.append(at - start)
             at += total
             offset += 1

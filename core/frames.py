@@ -55,6 +55,9 @@ PROBE = 2**64 - 1  # the sequence number of a HEARTBEAT that asks "are you there
 RESERVED = frozenset({"topic", "partition", "key", "subscription_id", "client_id", "publisher_id"})
 
 
+Frames = bytes | bytearray  # whole ones, back to back; nobody changes them any more
+
+
 class Frame(NamedTuple):
     """One whole frame, for requests and replies; messages in bulk travel as runs of bytes."""
 

@@ -1,0 +1,77 @@
+"""core.alike: frames of one length, lying side by side, read and written as the rows of a table.
+
+May import: core.frames, the standard library.
+Never: anything else of ours.
+
+Messages are often as long as each other, and have the same properties. Then their heads have the same byte in the same
+column, numbers apart, and a column is a slice with a step: what a loop does frame by frame is done column by column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+from core.frames import frame_length
+
+LEAST = 64  # frames for which columns are faster than a loop
+PERIOD = 1 << 16  # so many numbers have all but their last two bytes in common
+_NUMBER = slice(8, 16)  # where a head has its number
+_HIGH, _LOW = 14, 15  # the columns of its last two bytes
+_HIGHS = b"".join([bytes([high]) * 256 for high in range(256)])  # what numbers below PERIOD have there
+_LOWS = bytes(range(256)) * 256
+
+
+def count_alike(buffer: bytearray, start: int, end: int, head_size: int, then: int, most: int | None = None) -> int:
+    """Return how many frames from `start` on have the head of the first, with numbers that follow by one.
+
+    No more than fit before `end`, than `most`, and than can get the numbers from `then` on; 0 if they are too few.
+    """
+    length = frame_length(buffer, start)
+    count = (end - start) // length
+    count = count if most is None else min(count, most)
+    if count < LEAST or frame_length(buffer, start + (count - 1) * length) != length:
+        return 0
+    head = bytes(buffer[start : start + head_size])
+    number = int.from_bytes(head[_NUMBER])
+    count = min(count, numbers_left(number), numbers_left(then))
+    stop = start + count * length
+    for at in chain(range(_HIGH), range(_LOW + 1, head_size)):
+        if buffer[start + at : stop : length] != head[at : at + 1] * count:
+            return 0
+    high, low = _last_bytes(number, count)
+    follow = buffer[start + _HIGH : stop : length] == high and buffer[start + _LOW : stop : length] == low
+    return count if follow and count >= LEAST else 0
+
+
+def give_head(buffer: bytearray, start: int, count: int, head: bytes) -> None:
+    """Give so many frames of one length, whose heads are alike, this one instead, with numbers that follow by one."""
+    length, old = frame_length(buffer, start), bytes(buffer[start : start + len(head)])
+    stop = start + count * length
+    for at, (before, after) in enumerate(zip(old, head, strict=True)):
+        if before != after:
+            buffer[start + at : stop : length] = head[at : at + 1] * count
+    high, low = _last_bytes(int.from_bytes(head[_NUMBER]), count)
+    buffer[start + _HIGH : stop : length] = high
+    buffer[start + _LOW : stop : length] = low
+
+
+def table(head: bytes, bodies: Sequence[bytes]) -> bytearray:
+    """Return a frame for each of the bodies, all as long as each other, with numbers that follow by one.
+
+    There must not be more of them than numbers_left().
+    """
+    frames = bytearray(head).join([b"", *bodies])
+    give_head(frames, 0, len(bodies), head)
+    return frames
+
+
+def numbers_left(number: int) -> int:
+    """Return how many numbers, from this one on, have all but their last two bytes in common."""
+    return PERIOD - number % PERIOD
+
+
+def _last_bytes(number: int, count: int) -> tuple[bytes, bytes]:
+    """Return the last byte but one, and the last byte, of so many numbers from this one on."""
+    first = number % PERIOD
+    return _HIGHS[first : first + count], _LOWS[first : first + count]
