@@ -64,9 +64,9 @@ class Gathered:
         try:
             self.where.append(Run(bytes(self._data), self._positions, self._first_offset), self._done)
         except BrokerError as error:
-            self._done(error, 0)
+            self._done((), error, 0)
 
-    def _done(self, error: BrokerError | None, append_ms: int) -> None:
+    def _done(self, runs: Sequence[Run], error: BrokerError | None, append_ms: int) -> None:
         self._error, self._time_ms = error, append_ms or self._time_ms
         self._settled.set()
 

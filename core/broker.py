@@ -8,7 +8,7 @@ Never: sockets, connections, files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 from zlib import crc32
@@ -206,7 +206,7 @@ class MessageBroker:
         frame = encode_frame(MessageType.DATA, log.next_offset, timestamp_ms or now_ms(), encoded, body)
         run, settled, outcome = Run(frame, (0,), log.next_offset), trio.Event(), []
 
-        def done(error: BrokerError | None, append_ms: int) -> None:
+        def done(runs: Sequence[Run], error: BrokerError | None, append_ms: int) -> None:
             outcome.append((error, append_ms))
             settled.set()
 

@@ -180,18 +180,19 @@ class Copying:
         to.given += len(run.positions)
         self._in_flight += len(run.data)
         try:
-            to.log.append(run, partial(self._appended, to, run))
+            to.log.append(run, partial(self._appended, to))
         except BrokerError as error:
-            self._appended(to, run, error, 0)
+            self._appended(to, (run,), error, 0)
 
-    def _appended(self, to: Destination, run: Run, error: BrokerError | None, append_ms: int) -> None:
-        if error is None:
-            to.take_in(Range(run.producer_id, run.first_number, run.first_offset, len(run.positions)))
-        elif isinstance(error, UnknownTopic):
+    def _appended(self, to: Destination, runs: Sequence[Run], error: BrokerError | None, append_ms: int) -> None:
+        for run in runs:
+            if error is None:
+                to.take_in(Range(run.producer_id, run.first_number, run.first_offset, len(run.positions)))
+            self._in_flight -= len(run.data)
+        if isinstance(error, UnknownTopic):
             to.gone = True
-        else:
+        elif error is not None:
             self._error = self._error or error
-        self._in_flight -= len(run.data)
         self._moved.set()
 
     async def _wait_for_at_most(self, size: int) -> None:

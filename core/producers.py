@@ -45,6 +45,10 @@ class Stored(NamedTuple):
             and self.first_offset == other.first_offset + other.size
         )
 
+    def joined(self, following: Stored) -> Stored:
+        """Return this with what continues it."""
+        return self._replace(size=self.size + following.size)
+
     def cut(self, first: int, end: int) -> Stored:
         """Return the part with numbers from `first` up to `end`."""
         first, end = max(first, self.first_number), min(end, self.end)
@@ -93,8 +97,7 @@ class Producer:
     def remember(self, stored: Stored) -> None:
         """Take note of numbers that were just given to a log."""
         if stored.first_number > self._highest and self._stored and stored.continues(self._stored[-1]):
-            last = self._stored[-1]
-            self._stored[-1] = Stored(last.first_number, last.size + stored.size, last.log, last.first_offset)
+            self._stored[-1] = self._stored[-1].joined(stored)
         else:
             place = bisect_right(self._stored, stored.first_number, key=lambda other: other.first_number)
             self._stored.insert(place, stored)

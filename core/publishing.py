@@ -7,7 +7,7 @@ Never: sockets, files.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from core.broker import MessageBroker
@@ -18,6 +18,12 @@ from core.replies import now_ms, refusal, stored
 from core.signals import Signal, Wait
 from storage.engine import Done, PartitionLog, Run
 
+LOGS_REMEMBERED = 1_024  # of those that a peer publishes to
+
+
+def _numbers(run: Run, where: PartitionLog) -> Stored:
+    return Stored(run.first_number, len(run.positions), where, run.first_offset)
+
 
 class Publishing:
     """Takes runs of PUBLISH frames from a connection to their logs; each run is answered when it is durable."""
@@ -27,6 +33,7 @@ class Publishing:
         self._connection = connection
         self._send = send
         self._producer: Producer | None = None
+        self._dones: dict[PartitionLog, Done] = {}
         self._unsettled = 0  # runs given to a log and not yet answered
         self._all_settled = Signal()
         self.acks_in_runs = False
@@ -93,33 +100,47 @@ class Publishing:
         )
 
     def _append(self, where: PartitionLog, run: Run) -> None:
-        done: Done = partial(self._answer, where, run)
+        done = self._done(where)
         if self._producer is not None:
-            numbers = Stored(run.first_number, len(run.positions), where, run.first_offset)
-            self._producer.remember(numbers)
-            done = partial(self._answer_numbered, self._producer, numbers, done)
+            self._producer.remember(_numbers(run, where))
         self._unsettled += 1
         try:
             where.append(run, done)
         except BrokerError as error:
-            done(error, 0)
+            done((run,), error, 0)
 
-    def _answer_numbered(
-        self, producer: Producer, numbers: Stored, answer: Done, error: BrokerError | None, append_ms: int
-    ) -> None:
-        producer.settled(numbers, error)
-        answer(error, append_ms)
+    def _done(self, where: PartitionLog) -> Done:
+        """Return what answers for runs in a log: always the same, so that the log tells of many of them at once."""
+        done = self._dones.get(where)
+        if done is None:
+            if len(self._dones) >= LOGS_REMEMBERED:
+                self._dones.clear()
+            done = self._dones[where] = partial(self._answer_runs, where)
+        return done
 
-    def _answer(self, where: PartitionLog, run: Run, error: BrokerError | None, append_ms: int) -> None:
-        count = len(run.positions)
+    def _answer_runs(self, where: PartitionLog, runs: Sequence[Run], error: BrokerError | None, append_ms: int) -> None:
+        """Answer runs; those that continue each other with one answer."""
+        numbers = _numbers(runs[0], where)
+        for run in runs[1:]:
+            following = _numbers(run, where)
+            if following.continues(numbers):
+                numbers = numbers.joined(following)
+            else:
+                self._answer(numbers, error, append_ms)
+                numbers = following
+        self._answer(numbers, error, append_ms)
+        self._settle(len(runs))
+
+    def _answer(self, numbers: Stored, error: BrokerError | None, append_ms: int) -> None:
+        if self._producer is not None:
+            self._producer.settled(numbers, error)
         if error is None:
-            self._confirm(Stored(run.first_number, count, where, run.first_offset), append_ms)
+            self._confirm(numbers, append_ms)
         else:
-            self._refuse(run.first_number, count, error)
-        self._settle()
+            self._refuse(numbers.first_number, numbers.size, error)
 
-    def _settle(self) -> None:
-        self._unsettled -= 1
+    def _settle(self, runs: int) -> None:
+        self._unsettled -= runs
         if not self._unsettled:
             self._all_settled.set()
 
@@ -131,7 +152,7 @@ class Publishing:
                 self._confirm(again, now_ms(), duplicate=True)
             else:
                 self._refuse(again.first_number, again.size, error)
-            self._settle()
+            self._settle(1)
 
         assert self._producer is not None
         self._unsettled += 1

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import trio
 
-RECEIVE_BYTES = 262_144
+RECEIVE_BYTES = 524_288
 AVAILABLE = hasattr(select, "epoll")
 AT_ONCE = 256  # sockets that are read in one step; then others have their turn
 

@@ -1,6 +1,6 @@
 """storage.batches: the byte layout of a log, as docs/STORAGE.md gives it.
 
-May import: core.frames, storage.engine, the standard library.
+May import: core.frames, storage.engine, isal, the standard library.
 Never: files, trio, time.
 
 A batch is DATA frames and then one SEAL. Nothing here trusts a byte that a seal has not proved.
@@ -11,7 +11,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
-from zlib import crc32
+
+from isal.isal_zlib import crc32  # the one of zlib, many times as fast
 
 from core.frames import OVERHEAD, MessageType
 from storage.engine import Range

@@ -1,34 +1,32 @@
 """storage.commit: one batch on its way to stable storage; the only place that writes and syncs messages.
 
-May import: core.errors, storage.batches, storage.engine, storage.files, storage.index, storage.remembered,
-    storage.segment, storage.tail, the standard library.
+May import: core.errors, storage.batches, storage.engine, storage.files, storage.remembered, storage.segment,
+    storage.tail, the standard library.
 Never: trio, the state of a log: it may run in a writer thread and hands back what became of the batch.
 """
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from core.errors import BrokerError, DiskFull, LogPoisoned
 from storage.batches import seal
 from storage.engine import Range, Run
-from storage.files import OpenFiles, SyncFailed
-from storage.index import encode
+from storage.files import NO_ROOM, OpenFiles, SyncFailed
 from storage.remembered import continues
 from storage.segment import Segment
 from storage.tail import Stored
 
 SHORT = 16_384  # bytes that are written in no time
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+LONG = 65_536  # bytes of a run, on the average, from which on runs are not copied together
 
 
 class Committed(NamedTuple):
     """A batch that is durable."""
 
     segment: Segment  # where it lies: the one of the commit, or a new one
-    size: int  # of the segment, with it
+    position: int  # in the segment
     batch: Stored
     ranges: Sequence[Range]
     sync_seconds: float
@@ -42,43 +40,65 @@ class Failed(NamedTuple):
     segment: Segment | None = None  # the new one, where only that could be made
 
 
+class Row:
+    """Commits that follow each other without asking anybody: when one fails, those behind it must not be written."""
+
+    __slots__ = ("failure",)
+
+    def __init__(self) -> None:
+        self.failure: Failed | None = None
+
+
 class Commit(NamedTuple):
-    """What a log hands to a writer thread. Nobody else writes that log meanwhile."""
+    """What a log hands to a writer thread. Only commits of the same row write that log meanwhile, in their order."""
 
     name: str  # topic/partition, for people
     files: OpenFiles
     segment: Segment
-    runs: Sequence[Run]
-    append_ms: int
+    position: int  # where in the segment it goes
+    batch: Stored
+    ranges: Sequence[Range]
+    row: Row
     sync: bool
     remembered: Sequence[Range] | None  # start a new segment with these; None: go on with this one
 
     @property
+    def end(self) -> int:
+        """Where in the segment the next one goes."""
+        return self.position + self.batch.size
+
+    @property
     def is_short(self) -> bool:
         """Is it one small write and its sync?"""
-        return self.remembered is None and sum([len(run.data) for run in self.runs]) <= SHORT
+        return self.remembered is None and self.batch.size <= SHORT
 
     def carry_out(self) -> Committed | Failed:
-        """Write and sync the batch. Blocks; never raises OSError."""
-        if self.remembered is None:
-            return self._write(self.segment)
+        """Write and sync the batch, unless one before it in its row has failed. Blocks; never raises OSError."""
+        if self.row.failure:
+            return self.row.failure
+        result = self._write_to(self.segment, self.position) if self.remembered is None else self._write_to_new()
+        if isinstance(result, Failed):
+            self.row.failure = result
+        return result
+
+    def _write_to_new(self) -> Committed | Failed:
+        assert self.remembered is not None
         try:
             segment = self._follow(self.remembered)
         except OSError as error:
             return self._failed(error)
-        result = self._write(segment)
-        return result._replace(segment=segment)
+        return self._write_to(segment, segment.size)._replace(segment=segment)
 
     def _follow(self, remembered: Sequence[Range]) -> Segment:
         """Close the segment and return the one that follows. Raises OSError, and then has changed nothing."""
         if not self.sync:
             self.segment.sync()
         self.segment.index.sync()
-        base_offset = self.runs[0].first_offset
+        first_offset, append_ms = self.batch.first_offset, self.batch.append_ms
         try:
-            return Segment.create(self.files, self.segment.directory, base_offset, self.append_ms, remembered)
+            return Segment.create(self.files, self.segment.directory, first_offset, append_ms, remembered)
         except OSError:
-            self._remove(Segment(self.files, self.segment.directory, base_offset))
+            self._remove(Segment(self.files, self.segment.directory, first_offset))
             raise
 
     def _remove(self, segment: Segment) -> None:
@@ -88,15 +108,12 @@ class Commit(NamedTuple):
         except OSError as error:
             raise SyncFailed(error.errno, f"{error.strerror}, and what it left cannot be deleted") from error
 
-    def _write(self, segment: Segment) -> Committed | Failed:
-        batch, ranges = assemble(self.runs, self.append_ms)
-        size = segment.size
+    def _write_to(self, segment: Segment, position: int) -> Committed | Failed:
         try:
-            sync_seconds = segment.write(batch.data, size, sync=self.sync)
+            sync_seconds = segment.write(self.batch.parts, position, sync=self.sync)
         except OSError as error:
-            return self._cut(segment, size, error)
-        segment.index.append(encode(batch.positions, self.append_ms, size))
-        return Committed(segment, size + len(batch.data), batch, ranges, sync_seconds)
+            return self._cut(segment, position, error)
+        return Committed(segment, position, self.batch, self.ranges, sync_seconds)
 
     def _cut(self, segment: Segment, size: int, failure: OSError) -> Failed:
         """Take back what may have been written: none of it will be acked."""
@@ -117,21 +134,33 @@ class Commit(NamedTuple):
 
 def assemble(runs: Sequence[Run], append_ms: int) -> tuple[Stored, Sequence[Range]]:
     """Return the runs as one sealed batch, and the publish numbers that it holds."""
-    datas = [run.data for run in runs]
-    positions = runs[0].positions if len(runs) == 1 else _positions(runs)
-    ranges = _ranges(runs)
-    first_offset = runs[0].first_offset
-    end = seal(datas, first_offset, len(positions), append_ms, ranges)
-    return Stored(first_offset, append_ms, b"".join((*datas, end)), positions), ranges
+    parts = [run.data for run in runs]
+    positions, ranges, first_offset = _positions(runs), _ranges(runs), runs[0].first_offset
+    parts.append(seal(parts, first_offset, len(positions), append_ms, ranges))
+    batch = Stored(first_offset, append_ms, parts, positions)
+    if batch.size < LONG * len(runs):
+        batch.parts = (batch.data,)
+    return batch, ranges
 
 
 def _positions(runs: Sequence[Run]) -> Sequence[int]:
+    """Return where the records of all runs start; of records that are all as long as each other, a range."""
+    if len(runs) == 1:
+        return runs[0].positions
     positions: list[int] = []
     start = 0
+    lengths = {_length(run) for run in runs}
+    if 0 not in lengths and len(lengths) == 1:
+        return range(0, sum([len(run.data) for run in runs]), lengths.pop())
     for run in runs:
-        positions += [start + position for position in run.positions]
+        positions += map(start.__add__, run.positions)
         start += len(run.data)
     return positions
+
+
+def _length(run: Run) -> int:
+    """Return how long each record is if all are as long as each other and known to be, else 0."""
+    return run.positions.step if isinstance(run.positions, range) else 0
 
 
 def _ranges(runs: Sequence[Run]) -> Sequence[Range]:

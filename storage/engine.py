@@ -97,8 +97,9 @@ class LogState(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-# Called once in the event loop: with None and the append time in ms, or with why nothing of the run was kept.
-Done = Callable[[BrokerError | None, int], None]
+# Called in the event loop with runs that were given with it, one after another, and None and their append time in ms,
+# or why nothing of them was kept.
+Done = Callable[[Sequence[Run], BrokerError | None, int], None]
 
 
 class PartitionLog(Protocol):
@@ -147,7 +148,8 @@ class PartitionLog(Protocol):
     def append(self, run: Run, done: Done) -> None:
         """Take a run into the batch that is gathering. Does not block; `done` tells what became of it.
 
-        Raises LogDamaged, LogPoisoned.
+        Runs that follow each other in a batch, and whose `done` are equal, are told of in one call. Raises LogDamaged,
+        LogPoisoned.
         """
 
     async def wait_for_room(self) -> None:
@@ -182,6 +184,8 @@ class PartitionLog(Protocol):
 
 
 Where = tuple[str, int]  # topic, partition
+# Called once in the event loop: with None and the time in ms, or with why nothing of it was kept.
+Settled = Callable[[BrokerError | None, int], None]
 
 
 class Staged(NamedTuple):
@@ -227,13 +231,13 @@ class Stage(Protocol):
     async def wait_for_room(self) -> None:
         """Return when has_room."""
 
-    def append(self, frame: bytes, where: Where, count: int, done: Done) -> None:
+    def append(self, frame: bytes, where: Where, count: int, done: Settled) -> None:
         """Take a STAGE frame whose body is `count` proved messages. Does not block; `done` tells what became of it.
 
         A failure takes back everything that is not durable. Raises `failure`.
         """
 
-    def when_durable(self, done: Done) -> None:
+    def when_durable(self, done: Settled) -> None:
         """Tell when all that was taken so far is durable, or why it is not: now, if nothing is on its way."""
 
     async def read(self, place: int, max_bytes: int) -> tuple[Sequence[Staged], int]:

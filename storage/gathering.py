@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
+from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 from core.errors import BrokerError
@@ -36,6 +38,11 @@ class Gathering:
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
+
+    @property
+    def size(self) -> int:
+        """How many bytes have gathered."""
+        return self._bytes
 
     @property
     def has_room(self) -> bool:
@@ -74,9 +81,9 @@ class Gathering:
 
 
 def tell(waiting: list[Waiting], error: BrokerError | None, append_ms: int) -> None:
-    """Tell each publisher what became of its run."""
-    for _, done, _ in waiting:
+    """Tell each publisher what became of its runs."""
+    for done, some in groupby(waiting, attrgetter("done")):
         try:
-            done(error, append_ms)
+            done([each.run for each in some], error, append_ms)
         except Exception:
             logger.exception("the answer to a publish failed")

@@ -6,7 +6,6 @@ Never: trio, the log itself: an index is a cache and no evidence. What was compa
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import threading
@@ -60,13 +59,14 @@ class Entries:
 
 
 class IndexFile:
-    """One .idx file. append() belongs to whoever writes the log; the other methods to any thread."""
+    """One .idx file. append() never waits for the disk; the other methods belong to any thread."""
 
     def __init__(self, files: OpenFiles, path: str) -> None:
         self.path = path
         self.believed = False  # was every entry compared with the log, or written with it, in this process?
         self._files = files
-        self._lock = threading.Lock()  # between append() and replace()
+        self._writing = threading.Lock()  # one writes the file at a time
+        self._lock = threading.Lock()  # guards what follows; nobody waits for the disk while holding it
         self._written = 0
         self._unwritten = b""
 
@@ -75,34 +75,45 @@ class IndexFile:
         self._written = count
 
     def append(self, entries: bytes) -> None:
-        """Add entries. A few at a time wait in memory: nobody is refused, or kept waiting, for a cache."""
+        """Add entries. They wait in memory for write(): nobody is refused, or kept waiting, for a cache."""
         with self._lock:
             self._unwritten += entries
-            if len(self._unwritten) >= WRITE_AT:
-                self._write()
+
+    @property
+    def is_due(self) -> bool:
+        """Do enough entries wait in memory to be worth a write?"""
+        return len(self._unwritten) >= WRITE_AT
 
     def write(self) -> None:
         """Write what waits in memory."""
-        with self._lock:
-            if self._unwritten:
-                self._write()
+        with self._writing:
+            with self._lock:
+                first, entries = self._written, self._unwritten
+            if not entries:
+                return
+            try:
+                with self._files.use(self.path, create=True) as fd:
+                    write_all(fd, entries, first * ENTRY.size)
+            except OSError:
+                return  # the disk has no room, perhaps: it is tried again next time
+            self._note_written(first + len(entries) // ENTRY.size)
 
-    def _write(self) -> None:
-        try:
-            with self._files.use(self.path, create=True) as fd:
-                write_all(fd, self._unwritten, self._written * ENTRY.size)
-        except OSError:
-            return  # the disk has no room, perhaps: it is tried again next time
-        self._written += len(self._unwritten) // ENTRY.size
-        self._unwritten = b""
+    def _note_written(self, count: int) -> None:
+        """The file has so many entries now."""
+        with self._lock:
+            if count > self._written:
+                self._unwritten = self._unwritten[(count - self._written) * ENTRY.size :]
+                self._written = count
 
     def entry(self, number: int, *, cached: bool = False) -> tuple[int, int]:
         """Return position and append time of a record; (0, 0) if the file lacks it.
 
         Raises OSError; with `cached` BlockingIOError where the disk would be asked.
         """
-        if number >= self._written and self._unwritten:
-            return self._unpack(self._unwritten, (number - self._written) * ENTRY.size)
+        with self._lock:
+            written, unwritten = self._written, self._unwritten
+        if number >= written and unwritten:
+            return self._unpack(unwritten, (number - written) * ENTRY.size)
         try:
             with self._files.use(self.path, if_open=cached) as fd:
                 read = read_cached if cached else read_all
@@ -115,19 +126,16 @@ class IndexFile:
 
         Raises as entry().
         """
-        if not self._lock.acquire(blocking=not cached):
-            raise BlockingIOError(errno.EAGAIN, "it is being written")
         try:
             data = self._bytes(first * ENTRY.size, (first + count) * ENTRY.size, cached)
         except FileNotFoundError:
             data = b""
-        finally:
-            self._lock.release()
         return Places(data[: len(data) - len(data) % ENTRY.size])
 
     def _bytes(self, start: int, stop: int, cached: bool) -> bytes:
-        written = self._written * ENTRY.size
-        waiting = self._unwritten[max(0, start - written) : max(0, stop - written)]
+        with self._lock:
+            written, unwritten = self._written * ENTRY.size, self._unwritten
+        waiting = unwritten[max(0, start - written) : max(0, stop - written)]
         if start >= written:
             return waiting
         read = read_cached if cached else read_all
@@ -137,11 +145,10 @@ class IndexFile:
     def holds(self, first: int, entries: bytes) -> bool:
         """Say whether these are the entries from the first-th on."""
         start = first * ENTRY.size
-        with self._lock:
-            try:
-                return self._bytes(start, start + len(entries), False) == entries
-            except FileNotFoundError:
-                return False
+        try:
+            return self._bytes(start, start + len(entries), False) == entries
+        except FileNotFoundError:
+            return False
 
     def first_at(self, time_ms: int, count: int) -> int:
         """Return the number of the first of `count` records appended at `time_ms` or later, or `count`."""
@@ -170,16 +177,13 @@ class IndexFile:
 
     def replace(self, entries: bytes) -> None:
         """Write the first entries anew, and cut off what was not appended here. Raises OSError."""
-        count = len(entries) // ENTRY.size
-        with self._lock:
+        with self._writing:
             self._files.forget(self.path)
             with self._files.use(self.path, create=True) as fd:
                 write_all(fd, entries, 0)
                 os.ftruncate(fd, max(len(entries), self._written * ENTRY.size))
                 datasync(fd)
-            if count > self._written:
-                self._unwritten = self._unwritten[(count - self._written) * ENTRY.size :]
-                self._written = count
+            self._note_written(len(entries) // ENTRY.size)
 
     @staticmethod
     def _unpack(data: bytes, at: int) -> tuple[int, int]:

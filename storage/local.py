@@ -1,6 +1,6 @@
 """storage.local: the engine that keeps topics in files on this machine.
 
-May import: core.errors, storage.background, storage.commit, storage.engine, storage.files, storage.layout,
+May import: core.errors, storage.background, storage.engine, storage.files, storage.layout,
     storage.measures, storage.metadata, storage.pace, storage.partition_log, storage.recovery, storage.shared,
     storage.staging, storage.tail, storage.threads, storage.together, msgspec, trio, the standard library.
 Never: connections, subscriptions.
@@ -22,9 +22,8 @@ import trio
 
 from core.errors import BrokerError, DiskFull, Internal, ShuttingDown, TopicExists, UnknownPartition, UnknownTopic
 from storage import background
-from storage.commit import NO_ROOM
 from storage.engine import Metadata, Recovery, Topic
-from storage.files import CannotOpen, OpenFiles, lock_directory, make_directory
+from storage.files import NO_ROOM, CannotOpen, OpenFiles, lock_directory, make_directory
 from storage.layout import TopicDirectories, prepare
 from storage.measures import Measures
 from storage.metadata import LocalMetadata, Write

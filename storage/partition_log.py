@@ -1,7 +1,8 @@
 """storage.partition_log: a row of segments as one log; knows whom to ask, never sees a byte layout.
 
 May import: core.errors, core.signals, storage.batches, storage.commit, storage.engine, storage.gathering,
-    storage.recovery, storage.segment, storage.shared, storage.tail, storage.threads, trio, the standard library.
+    storage.index, storage.recovery, storage.segment, storage.shared, storage.tail, storage.threads, trio, the standard
+    library.
 Never: other logs, topics as a whole, metadata.
 
 Everything here belongs to the event loop. Commits run in writer threads, one at a time for a log, and come back as
@@ -24,20 +25,31 @@ import trio
 from core.errors import BrokerError, Internal, LogDamaged, LogPoisoned, OffsetOutOfRange, UnknownTopic
 from core.signals import Signal
 from storage.batches import BadBatch
-from storage.commit import Commit, Committed, Failed
+from storage.commit import Commit, Committed, Failed, Row, assemble
 from storage.engine import Chunk, Done, LogState, Range, Run
 from storage.gathering import Gathering, Waiting, tell
+from storage.index import encode
 from storage.recovery import Recovered
 from storage.segment import Segment
 from storage.shared import HOUR_MS, Health, Shared
 from storage.tail import Stored, Tail, joined
-from storage.threads import result_of
+from storage.threads import Desk, result_of
 
 logger = logging.getLogger(__name__)
 
-# At most so much goes into one batch: measured, a sync of more takes several times as long for each byte.
-COMMIT_BYTES = 1_000_000
+# At most so much goes into one batch: measured, more of it is no faster and takes memory and time from others.
+COMMIT_BYTES = 2 * 1024 * 1024
 Found = TypeVar("Found")
+
+
+class Flight:
+    """A batch on its way to the disk, and who waits for it."""
+
+    __slots__ = ("commit", "desk", "waiting")
+
+    def __init__(self, waiting: list[Waiting], commit: Commit) -> None:
+        self.waiting, self.commit = waiting, commit
+        self.desk: Desk | None = None  # where its writer has it, once that is known
 
 
 class LocalLog:
@@ -59,7 +71,8 @@ class LocalLog:
         self._last_ms = max([segment.last_ms for segment in found.segments], default=0)
         self._tail = Tail()
         self._gathering = Gathering(shared.settings.max_pending_bytes)
-        self._writing: list[Waiting] = []
+        self._writing: list[Flight] = []  # two at most
+        self._indexing = False  # are entries of the index being written?
         self._idle = Signal()
         self._watchers: dict[object, Callable[[], None]] = {}
         self._refusal: BrokerError | None = None  # poisoned, deleted or shut down: why nothing is appended any more
@@ -152,56 +165,82 @@ class LocalLog:
         assert run.first_offset == self._next_offset, (run.first_offset, self._next_offset)
         self._next_offset += len(run.positions)
         self._gathering.add(run, done)
-        if not self._writing:
+        if not self._writing or self._gathering.size >= COMMIT_BYTES:
             self._shared.together.commit(self)
 
     def commit(self, *, alone: bool = False) -> None:
-        """Have what has gathered written and synced: in a writer thread or, if it is short and alone, right here."""
-        if self._writing or not self._gathering:
-            return  # the end of a commit, or of the log, was faster
-        self._writing = self._gathering.take_some(COMMIT_BYTES)
-        now = max(self._shared.clock(), self._last_ms)
+        """Have what has gathered written and synced: in a writer thread or, if it is short and alone, right here.
+
+        While a batch is being written the next one is made only when it is full, and waits behind it.
+        """
+        before = self._writing[-1] if self._writing else None
+        if not self._gathering or (before and not self._may_follow(before)):
+            return
+        now, segment = max(self._shared.clock(), self._last_ms), self._segments[-1]
+        position = before.commit.end if before else segment.size
+        is_full = self._is_full(segment, position, now)
+        if is_full and before:
+            return
+        waiting = self._gathering.take_some(COMMIT_BYTES)
+        batch, ranges = assemble([each.run for each in waiting], now)
+        self._last_ms = now
         commit = Commit(
             name=self._name,
             files=self._shared.files,
-            segment=self._segments[-1],
-            runs=[waiting.run for waiting in self._writing],
-            append_ms=now,
+            segment=segment,
+            position=position,
+            batch=batch,
+            ranges=ranges,
+            row=before.commit.row if before else Row(),
             sync=self._shared.settings.fsync_on_write,
-            remembered=list(self._remembered) if self._is_full(self._segments[-1], now) else None,
+            remembered=list(self._remembered) if is_full else None,
         )
-        if alone and self._shared.pace.is_quick and commit.is_short:
-            self._committed(result_of(commit.carry_out))
+        flight = Flight(waiting, commit)
+        self._writing.append(flight)
+        if alone and commit.is_short and self._shared.pace.is_quick:
+            self._landed(flight, result_of(commit.carry_out))
         else:
-            self._shared.writers.submit(commit.carry_out, self._committed)
+            desk = before.desk if before else None
+            flight.desk = self._shared.writers.submit(commit.carry_out, partial(self._landed, flight), desk)
 
-    def _is_full(self, segment: Segment, now: int) -> bool:
+    def _may_follow(self, before: Flight) -> bool:
+        return len(self._writing) == 1 and before.desk is not None and self._gathering.size >= COMMIT_BYTES
+
+    def _is_full(self, segment: Segment, size: int, now: int) -> bool:
         settings = self._shared.settings
         old = now - segment.first_ms >= settings.segment_hours * HOUR_MS
-        return segment.count > 0 and (old or segment.size >= settings.segment_bytes)
+        return segment.count > 0 and (old or size >= settings.segment_bytes)
 
-    def _committed(self, result: Committed | Failed | BaseException) -> None:
-        waiting, self._writing = self._writing, []
+    def _landed(self, flight: Flight, result: Committed | Failed | BaseException) -> None:
+        """Take note of what became of a batch."""
+        if flight not in self._writing:
+            return  # one before it has failed, or nobody waits for it any more
         if isinstance(result, Committed):
+            self._writing.remove(flight)
             self._take_in(result)
-            if self._gathering:
-                self.commit()  # first, so that the disk works while the answers are given
-            tell(waiting, None, result.batch.append_ms)
-            self._count(waiting, result)
+            self.commit()  # first, so that the disk works while the answers are given
+            tell(flight.waiting, None, result.batch.append_ms)
+            self._count(flight.waiting, result)
             if not self._held:
                 self.tell_watchers()
         else:
             error = self._take_back(result)
-            tell(waiting + self._gathering.take(), error, 0)
+            tell(self._take_all(), error, 0)
         if not self._writing:
             self._idle.set()
+
+    def _take_all(self) -> list[Waiting]:
+        """Return all that waits, being written or not, and wait for it no more."""
+        waiting = [each for flight in self._writing for each in flight.waiting] + self._gathering.take()
+        self._writing = []
+        return waiting
 
     def _count(self, answered: list[Waiting], committed: Committed) -> None:
         batch, measures = committed.batch, self._shared.measures
         self.published_messages += len(batch.positions)
-        self.published_bytes += len(batch.data)
+        self.published_bytes += batch.size
         measures.commit_messages.observe(len(batch.positions))
-        measures.commit_bytes.observe(len(batch.data))
+        measures.commit_bytes.observe(batch.size)
         self._shared.pace.note(committed.sync_seconds)
         if committed.sync_seconds:
             measures.sync_seconds.observe(committed.sync_seconds)
@@ -218,16 +257,23 @@ class LocalLog:
 
     def _take_in(self, committed: Committed) -> None:
         """Make a durable batch part of the log, and visible unless the end is held."""
-        segment, size, batch, ranges, _ = committed
+        segment, position, batch, ranges, _ = committed
         if segment is not self._segments[-1]:
             self._segments.append(segment)
-        segment.extend(size, batch.next_offset, batch.append_ms)
+        segment.extend(position + batch.size, batch.next_offset, batch.append_ms)
+        segment.index.append(encode(batch.positions, batch.append_ms, position))
+        if segment.index.is_due and not self._indexing:
+            self._indexing = True
+            self._shared.writers.submit(segment.index.write, self._indexed)
         self._durable_offset = batch.next_offset
         if not self._held:
             self._end_offset = batch.next_offset
-        self._last_ms = batch.append_ms
         self._remembered.add(ranges)
         self._shared.memory.keep(self._tail, batch)
+
+    def _indexed(self, _: object) -> None:
+        self._indexing = False
+        self._idle.set()
 
     def _take_back(self, failure: Failed | BaseException) -> BrokerError:
         """Forget the offsets that were given out; returns why."""
@@ -255,8 +301,7 @@ class LocalLog:
     def abandon(self, error: BrokerError) -> None:
         """Answer also for the run that is being written: nobody will wait for it any more."""
         self.refuse(error)
-        waiting, self._writing = self._writing, []
-        tell(waiting, error, 0)
+        tell(self._take_all(), error, 0)
         self._idle.set()
 
     def write_index(self) -> None:
@@ -265,8 +310,8 @@ class LocalLog:
             self._segments[-1].index.write()
 
     async def wait_until_idle(self) -> None:
-        """Return when no batch is being written."""
-        while self._writing:
+        """Return when nothing is being written."""
+        while self._writing or self._indexing:
             await self._idle.wait()
 
     def forget(self) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from core.errors import LogDamaged
 from core.frames import HEAD
 from storage.batches import DATA, SEAL, SEAL_HEAD, BadBatch, find_seal, walk
-from storage.files import OpenFiles
+from storage.files import OpenFiles, SyncFailed, datasync
 from storage.index import ENTRY, Entries
 from storage.remembered import Remembered
 from storage.segment import Segment, add_to_index, reader
@@ -99,11 +99,20 @@ def _open_newest(found: Recovered, segment: Segment, must_end: int | None) -> No
                 raise LogDamaged(segment.log_path, bad.position, bad.what) from bad
             _cut_tear(segment, fd, end, bad)
             found.cut_bytes += end - bad.position
+        _sync(segment, fd)
     if not segment.size:
         raise LogDamaged(segment.log_path, 0, "the segment is empty")
     if must_end is not None:
         _check_end(segment, must_end)
     _mend_index(found, segment, entries.encode())
+
+
+def _sync(segment: Segment, fd: int) -> None:
+    """Make durable what was found: what a killed broker had written but not synced may be read and confirmed now."""
+    try:
+        datasync(fd)
+    except SyncFailed as error:
+        raise LogDamaged(segment.log_path, segment.size, f"it cannot be synced: {error.strerror}") from error
 
 
 def _cut_tear(segment: Segment, fd: int, end: int, bad: BadBatch) -> None:

@@ -11,13 +11,22 @@ import os
 import time
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from storage.batches import BadBatch, Batch, Incomplete, Read, around, prove, seal, walk
 from storage.engine import Range
-from storage.files import CACHED_AT_MOST, OpenFiles, datasync, read_all, read_cached, sync_directory, write_all
+from storage.files import (
+    CACHED_AT_MOST,
+    OpenFiles,
+    datasync,
+    read_all,
+    read_cached,
+    sync_directory,
+    write_all,
+    write_durably,
+)
 from storage.index import Entries, IndexFile
 from storage.places import Places
 from storage.tail import Stored
@@ -71,24 +80,24 @@ class Segment:
         files.forget(segment.log_path, segment.index_path)
         for path in (segment.log_path, segment.index_path):
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644))
-        segment.write(first, 0, sync=True)
+        segment.write((first,), 0, sync=True)
         sync_directory(directory)
         segment.extend(len(first), base_offset, created_ms)
         segment.index.believed = True
         return segment
 
-    def write(self, data: bytes, position: int, *, sync: bool) -> float:
-        """Write a batch at `position`, to stable storage if `sync`; returns how many seconds the sync took.
+    def write(self, parts: Sequence[bytes | bytearray], position: int, *, sync: bool) -> float:
+        """Write a batch at `position`, to stable storage if `sync`; returns how many seconds that took, 0 without.
 
         Raises OSError, and SyncFailed where the sync failed; what was written stands in the file then: see cut().
         """
         with self._files.use(self.log_path) as fd:
-            write_all(fd, data, position)
-            if not sync:
-                return 0.0
             started = time.perf_counter()
-            datasync(fd)
-            return time.perf_counter() - started
+            if sync:
+                write_durably(fd, parts, position)
+                return time.perf_counter() - started
+            write_all(fd, b"".join(parts), position)
+            return 0.0
 
     def sync(self) -> None:
         """Block until the log is on stable storage. Raises OSError."""
@@ -167,7 +176,7 @@ class Segment:
         found: list[Stored] = []
         for batch in walk(read, start, size, first_offset, window=max_bytes + FIRST_LOOK):
             positions = array("I", batch.positions)
-            found.append(Stored(batch.first_offset, batch.append_ms, bytes(batch.raw), positions))
+            found.append(Stored(batch.first_offset, batch.append_ms, (bytes(batch.raw),), positions))
             if batch.next_offset > offset and batch.end - start >= max_bytes:
                 break
         self._remember(batch.next_offset, batch.end)
@@ -204,7 +213,7 @@ class Segment:
         data = read(start, stop - start)
         append_ms, size = prove(memoryview(data), places, first_offset)
         self._remember(first_offset + len(places), start + size)
-        return Stored(first_offset, append_ms, data[:size], places.since(start))
+        return Stored(first_offset, append_ms, (data[:size],), places.since(start))
 
     def _batch_of(self, read: Read, offset: int, size: int, cached: bool) -> tuple[int, int]:
         """Return position and first offset of the batch that holds `offset`, as its seal says."""

@@ -19,9 +19,9 @@ from typing import NamedTuple
 from core.errors import DiskFull, LogPoisoned
 from core.frames import HEAD, LENGTH, OVERHEAD, MessageType, decode_properties, encode_frame
 from storage.batches import SEAL, SEAL_HEAD, WINDOW, BadBatch, Read, find_seal, seal
-from storage.commit import NO_ROOM, Failed
+from storage.commit import Failed
 from storage.engine import Staged, Where
-from storage.files import OpenFiles, SyncFailed, datasync, sync_directory, write_all
+from storage.files import NO_ROOM, OpenFiles, SyncFailed, datasync, sync_directory, write_durably
 from storage.segment import reader
 
 STAGE = int(MessageType.STAGE)
@@ -119,8 +119,7 @@ class StageFile:
         head = encode_frame(MessageType.STAGE, 0, now_ms, properties)
         record = head + seal((head,), 0, 0, now_ms)
         with self._files.use(self.path, create=True) as fd:
-            write_all(fd, record, 0)
-            datasync(fd)
+            write_durably(fd, (record,), 0)
         sync_directory(Path(self.path).parent)
         return len(record)
 
@@ -143,6 +142,7 @@ class StageFile:
                     note = f"{self.path} is used up to byte {size} only; behind it: {bad.what}"
                 if note and head is None:
                     raise OSError(errno.EIO, f"it does not say whose it is: {bad.what}") from bad
+            datasync(fd)  # what a killed broker had written but not synced may be committed now
         self._files.forget(self.path)  # there may be many, and few are asked for again
         if head is None:
             return None
@@ -182,11 +182,12 @@ class StageFile:
             if os.fstat(fd).st_size != size:
                 os.ftruncate(fd, size)  # what a start found behind the last seal
             try:
-                write_all(fd, data, size)
+                write_durably(fd, (data,), size)
+            except SyncFailed:
+                raise
             except OSError as error:
                 _cut(fd, size, error)
                 raise
-            datasync(fd)
 
 
 class Writing(NamedTuple):

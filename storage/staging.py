@@ -24,7 +24,7 @@ from core.errors import BrokerError, Internal, LogDamaged, LogPoisoned, UnknownS
 from core.signals import Signal
 from storage.batches import BadBatch
 from storage.commit import Failed
-from storage.engine import Done, Staged, Where
+from storage.engine import Settled, Staged, Where
 from storage.files import make_directory, sync_directory
 from storage.shared import Shared
 from storage.stage_file import Found, Piece, StageFile, Writing
@@ -37,7 +37,7 @@ class _Waiting(NamedTuple):
     """Whoever is to be told; without a piece, when what came before is durable."""
 
     piece: Piece | None
-    done: Done
+    done: Settled
 
     @property
     def size(self) -> int:
@@ -85,7 +85,7 @@ class LocalStage:
         while not self.has_room:
             await self._changed.wait()
 
-    def append(self, frame: bytes, where: Where, count: int, done: Done) -> None:
+    def append(self, frame: bytes, where: Where, count: int, done: Settled) -> None:
         if self.failure:
             raise self.failure.with_traceback(None)
         self._taken += count
@@ -93,7 +93,7 @@ class LocalStage:
         if not self._writing:
             self._write()
 
-    def when_durable(self, done: Done) -> None:
+    def when_durable(self, done: Settled) -> None:
         if self._writing:
             self._add(_Waiting(None, done))
         else:

@@ -9,30 +9,39 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
 
 from storage.engine import Chunk
 
 
-class Stored(NamedTuple):
+class Stored:
     """One batch as it lies in the log: its frames, then its seal."""
 
-    first_offset: int
-    append_ms: int
-    data: bytes
-    positions: Sequence[int]  # where each frame starts in data
+    __slots__ = ("append_ms", "first_offset", "next_offset", "parts", "positions", "size")
+
+    def __init__(
+        self, first_offset: int, append_ms: int, parts: Sequence[bytes | bytearray], positions: Sequence[int]
+    ) -> None:
+        self.first_offset, self.append_ms = first_offset, append_ms
+        self.parts = parts  # its bytes, one part after another
+        self.positions = positions  # where each frame starts in data
+        self.size = sum(map(len, parts))
+        self.next_offset = first_offset + len(positions)
 
     @property
-    def next_offset(self) -> int:
-        return self.first_offset + len(self.positions)
+    def data(self) -> bytes:
+        """All of it in one piece, which is made when the first reader asks for it."""
+        data = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+        assert isinstance(data, bytes)
+        self.parts = (data,)
+        return data
 
     @property
     def cost(self) -> int:
         """About how much memory it takes: the bytes, the objects, and the positions as a list of integers."""
-        return len(self.data) + 300 + 40 * len(self.positions)
+        return self.size + 300 + 40 * (0 if isinstance(self.positions, range) else len(self.positions))
 
 
-DROPPED = Stored(0, 0, b"", ())  # stands where a batch was, so that its memory is free at once
+DROPPED = Stored(0, 0, (b"",), ())  # stands where a batch was, so that its memory is free at once
 LONG = 256 * 1024  # bytes of a batch that is not worth joining with others
 
 
@@ -41,7 +50,7 @@ def cut(batches: Sequence[Stored], at: int, offset: int, max_bytes: int) -> Chun
     first = batches[at]
     start, stop, taken = _fitting(first, offset - first.first_offset, max_bytes)
     room = max_bytes - (stop - start)
-    if stop < len(first.data) or at + 1 == len(batches) or len(batches[at + 1].data) > room:
+    if stop < first.size or at + 1 == len(batches) or batches[at + 1].size > room:
         return Chunk(offset, first.data, taken, stop)  # from one batch: nothing is copied
     return _join(batches, at, Chunk(offset, first.data, taken, stop), room)
 
@@ -49,13 +58,13 @@ def cut(batches: Sequence[Stored], at: int, offset: int, max_bytes: int) -> Chun
 def whole(batches: Sequence[Stored], at: int, max_bytes: int) -> Chunk:
     """Return whole batches from batches[at] on, near `max_bytes` but at least one; a long one goes alone, uncopied."""
     first = batches[at]
-    size = len(first.data)
+    size = first.size
     return cut(batches, at, first.first_offset, size if size >= LONG else max(size, max_bytes))
 
 
 def joined(batches: Sequence[Stored]) -> Chunk:
     """Return all of these batches."""
-    return cut(batches, 0, batches[0].first_offset, sum([len(batch.data) for batch in batches]))
+    return cut(batches, 0, batches[0].first_offset, sum([batch.size for batch in batches]))
 
 
 def _join(batches: Sequence[Stored], at: int, first: Chunk, room: int) -> Chunk:
@@ -64,12 +73,12 @@ def _join(batches: Sequence[Stored], at: int, first: Chunk, room: int) -> Chunk:
     size = first.size
     positions = [position - first.positions[0] for position in first.positions]
     for batch in batches[at + 1 :]:
-        room -= len(batch.data)
+        room -= batch.size
         if room < 0:
             break
         parts.append(batch.data)
         positions += [position + size for position in batch.positions]
-        size += len(batch.data)
+        size += batch.size
     return Chunk(first.first_offset, b"".join(parts), positions, size)
 
 
@@ -77,10 +86,10 @@ def _fitting(batch: Stored, number: int, room: int) -> tuple[int, int, Sequence[
     """Return start, end and positions of the records from the number-th on that fit, but at least one."""
     positions = batch.positions
     start = positions[number]
-    if len(batch.data) - start <= room:
-        return start, len(batch.data), positions[number:]
+    if batch.size - start <= room:
+        return start, batch.size, positions[number:]
     end = max(bisect_right(positions, start + room, lo=number) - 1, number + 1)
-    stop = positions[end] if end < len(positions) else len(batch.data)
+    stop = positions[end] if end < len(positions) else batch.size
     return start, stop, positions[number:end]
 
 

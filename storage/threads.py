@@ -22,7 +22,20 @@ logger = logging.getLogger(__name__)
 
 
 Job = tuple[Callable[[], Any], Callable[[Any], None]]  # the work, and who is told its result
-Desk = queue.SimpleQueue[Job | None]  # where one thread finds its next job
+
+
+class Desk:
+    """Where one thread finds its jobs."""
+
+    __slots__ = ("jobs", "unfinished")
+
+    def __init__(self) -> None:
+        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.unfinished = 0  # how many have been put here whose result has not been delivered
+
+    def put(self, job: Job) -> None:
+        self.unfinished += 1
+        self.jobs.put(job)
 
 
 class Workers:
@@ -34,7 +47,7 @@ class Workers:
 
     def __init__(self, name: str, threads: int) -> None:
         self._name = name
-        self._desks: list[Desk] = [queue.SimpleQueue() for _ in range(threads)]
+        self._desks: list[Desk] = [Desk() for _ in range(threads)]
         self._idle: list[Desk] = []
         self._waiting: deque[Job] = deque()  # jobs that found everybody busy
         self._threads: list[threading.Thread] = []
@@ -44,13 +57,21 @@ class Workers:
         os.set_blocking(self._wake, False)
         self.busy = 0  # pieces of work whose result has not been delivered
 
-    def submit(self, work: Callable[[], Any], finished: Callable[[Any], None]) -> None:
-        """Run `work` in a thread, then `finished(its result or its exception)` in the event loop."""
+    def submit(
+        self, work: Callable[[], Any], finished: Callable[[Any], None], behind: Desk | None = None
+    ) -> Desk | None:
+        """Run `work` in a thread, then `finished(its result or its exception)` in the event loop.
+
+        Returns the desk that it lies on, None if all are busy. Until its result has come, more work can be laid
+        `behind` it: that begins when it is done, without asking the event loop.
+        """
         self.busy += 1
-        if self._idle:
-            self._idle.pop().put((work, finished))
-        else:
+        desk = behind or (self._idle.pop() if self._idle else None)
+        if desk is None:
             self._waiting.append((work, finished))
+        else:
+            desk.put((work, finished))
+        return desk
 
     def start(self) -> None:
         """Start the threads."""
@@ -78,7 +99,9 @@ class Workers:
         while self._results:
             finished, result, desk = self._results.popleft()
             self.busy -= 1
-            self._give_next(desk)
+            desk.unfinished -= 1
+            if not desk.unfinished:
+                self._give_next(desk)
             try:
                 finished(result)
             except Exception:
@@ -87,7 +110,7 @@ class Workers:
     def stop(self, patience: float) -> None:
         """End the threads, waiting so long for each that is in the middle of something."""
         for desk in self._desks:
-            desk.put(None)
+            desk.jobs.put(None)
         for thread in self._threads:
             thread.join(patience)
 
@@ -103,7 +126,7 @@ class Workers:
             os.close(self._wake)
 
     def _work(self, desk: Desk) -> None:
-        while (job := desk.get()) is not None:
+        while (job := desk.jobs.get()) is not None:
             work, finished = job
             self._results.append((finished, result_of(work), desk))
             try:

@@ -7,20 +7,21 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import trio
+from disk import patch_sync, patch_write
 from stores import everything, give, logs, make_run, open_engine, opened, running, store
 
 from core.errors import BrokerError, DiskFull, LogPoisoned, ShuttingDown, UnknownTopic
-from storage.engine import Range, Topic
+from storage.engine import Range, Run, Topic
 from storage.local import LocalEngine
 
 
 class Gate:
-    """Holds every fdatasync until it is opened."""
+    """Holds every sync until it is opened."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.reached, self.open, self.calls = threading.Event(), threading.Event(), 0
@@ -32,7 +33,7 @@ class Gate:
             assert self.open.wait(30)
             real(fd)
 
-        patch.setattr(os, "fdatasync", sync)
+        patch_sync(patch, sync)
 
 
 async def reached(event: threading.Event) -> None:
@@ -88,7 +89,7 @@ class Threads:
             self._now += self.seconds
             real(fd)
 
-        patch.setattr(os, "fdatasync", sync)
+        patch_sync(patch, sync)
         patch.setattr(time, "perf_counter", lambda: self._now)
 
 
@@ -152,7 +153,7 @@ async def test_a_sync_that_fails_without_a_thread_poisons_the_log_too(
             raise OSError(errno.EIO, "Input/output error")
 
         with monkeypatch.context() as patch:
-            patch.setattr(os, "fdatasync", failing)
+            patch_sync(patch, failing)
             with pytest.raises(LogPoisoned, match="Input/output error"):
                 await publish_alone(engine, b"lost")
         assert threads.seen[-1] == here
@@ -173,7 +174,7 @@ async def test_logs_do_not_wait_for_each_other(tmp_path: Path, monkeypatch: pyte
                 assert slow.wait(30)
             real(fd)
 
-        monkeypatch.setattr(os, "fdatasync", sync)
+        patch_sync(monkeypatch, sync)
         waiting = give(engine.log("t", 0), [b"slow"])
         await store(engine.log("u", 0), b"fast")
         assert waiting.calls == []
@@ -215,7 +216,7 @@ async def test_a_failed_sync_poisons_the_log_until_the_next_start(
             raise OSError(errno.EIO, "Input/output error")
 
         with monkeypatch.context() as patch:
-            patch.setattr(os, "fdatasync", failing)
+            patch_sync(patch, failing)
             first, second = give(log, [b"a"]), give(log, [b"b"])
             for receipt in (first, second):
                 with pytest.raises(LogPoisoned, match="Input/output error"):
@@ -233,7 +234,7 @@ async def test_a_failed_sync_poisons_the_log_until_the_next_start(
         await store(engine.log("t", 0), b"again")
 
 
-FAILURES = [(errno.ENOSPC, DiskFull), (errno.EDQUOT, DiskFull), (errno.EFBIG, DiskFull), (errno.EIO, LogPoisoned)]
+FAILURES = [(errno.ENOSPC, DiskFull), (errno.EDQUOT, DiskFull), (errno.EFBIG, DiskFull)]
 
 
 @pytest.mark.parametrize(("code", "kind"), FAILURES)
@@ -245,7 +246,7 @@ async def test_a_write_that_fails_halfway_is_cut_off_and_the_next_one_is_taken(
         await store(log, b"kept")
         size = logs(tmp_path)[0].stat().st_size
         with monkeypatch.context() as patch:
-            patch.setattr(os, "pwrite", writes_half_and_fails(os.pwrite, code))
+            patch_write(patch, writes_half_and_fails(os.pwrite, code))
             receipts = [give(log, [b"x" * 100], producer_id=5, first_number=number) for number in (1, 2, 3)]
             for receipt in receipts:
                 with pytest.raises(kind):
@@ -281,7 +282,7 @@ async def test_a_write_whose_remains_cannot_be_cut_poisons_the_log(
             raise OSError(errno.EIO, "Input/output error")
 
         with monkeypatch.context() as patch:
-            patch.setattr(os, "pwrite", writes_half_and_fails(os.pwrite, errno.ENOSPC))
+            patch_write(patch, writes_half_and_fails(os.pwrite, errno.ENOSPC))
             patch.setattr(os, "ftruncate", failing)
             with pytest.raises(LogPoisoned, match="cut off"):
                 await store(log, b"x" * 100)
@@ -298,7 +299,7 @@ async def test_a_new_segment_that_cannot_be_made_leaves_nothing_behind(
         log = engine.log("t", 0)
         await store(log, b"a")
         with monkeypatch.context() as patch:
-            patch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+            patch_write(patch, lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
             with pytest.raises(DiskFull):
                 await store(log, b"b")
         assert [path.name for path in sorted(logs(tmp_path)[0].parent.iterdir())] == [
@@ -323,7 +324,7 @@ async def test_a_batch_that_fails_in_a_new_segment_leaves_that_segment_in_use(
             return real(fd, data, position)
 
         with monkeypatch.context() as patch:
-            patch.setattr(os, "pwrite", only_seals)
+            patch_write(patch, only_seals)
             with pytest.raises(DiskFull):
                 await store(log, b"b" * 100)
         assert len(logs(tmp_path)) == 2
@@ -429,7 +430,7 @@ async def test_an_answer_that_fails_does_not_keep_the_others_from_theirs(tmp_pat
     async with opened(tmp_path) as engine:
         log = engine.log("t", 0)
 
-        def broken(error: BrokerError | None, append_ms: int) -> None:
+        def broken(runs: Sequence[Run], error: BrokerError | None, append_ms: int) -> None:
             raise ValueError("a bug of the caller")
 
         log.append(make_run(0, [b"a"]), broken)
@@ -450,10 +451,10 @@ async def test_without_fsync_nothing_is_synced_but_new_segments(
         assert gate.calls == 0
 
 
-async def test_a_batch_takes_about_a_megabyte_and_the_rest_waits_for_the_next(
+async def test_a_batch_takes_about_two_megabytes_and_the_rest_waits_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bodies = [b"%02d" % number + b"x" * 200_000 for number in range(12)]
+    bodies = [b"%02d" % number + b"x" * 400_000 for number in range(12)]
     async with opened(tmp_path) as engine:
         log, gate = engine.log("t", 0), Gate(monkeypatch)
         receipts = [give(log, [body]) for body in bodies]
@@ -462,7 +463,139 @@ async def test_a_batch_takes_about_a_megabyte_and_the_rest_waits_for_the_next(
         for receipt in receipts:
             await receipt.wait()
         assert await everything(log, 10_000_000) == bodies
-        assert gate.calls == 1 + 3, "the first alone, then eleven that had gathered: four, four, three"
+        assert gate.calls == 1 + 3, "the first alone, then eleven that had gathered: five, five, one"
+
+
+class Fault:
+    """A disk whose syncs wait until they are let go, and then fail."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.reached, self.go, self.calls = threading.Event(), threading.Event(), 0
+        patch_sync(patch, self._sync)
+
+    def _sync(self, fd: int) -> None:
+        self.calls += 1
+        self.reached.set()
+        assert self.go.wait(30)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+FULL = 1024 * 1024  # two bodies of this length fill a batch
+
+
+async def test_a_full_batch_waits_behind_the_one_that_is_written_and_needs_nobody_to_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies = [bytes([number]) * FULL for number in range(6)]
+    async with opened(tmp_path) as engine:
+        log, gate = engine.log("t", 0), Gate(monkeypatch)
+        receipts = [give(log, [b"first"])]
+        await reached(gate.reached)
+        receipts += [give(log, [body]) for body in bodies]
+        gate.reached.clear()
+        gate.open.set()
+        assert gate.reached.wait(10), "while it waits here, the event loop cannot help"
+        for receipt in receipts:
+            await receipt.wait()
+        assert await everything(log, 10 * FULL) == [b"first", *bodies]
+    async with opened(tmp_path) as engine:
+        assert (engine.recovery.cut_bytes, engine.log("t", 0).end_offset) == (0, 7)
+
+
+async def test_when_a_batch_fails_the_one_behind_it_is_not_written_and_all_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as engine:
+        log = engine.log("t", 0)
+        await store(log, b"kept")
+        size = logs(tmp_path)[0].stat().st_size
+        with monkeypatch.context() as patch:
+            fault = Fault(patch)
+            receipts = [give(log, [b"first"])]
+            await reached(fault.reached)
+            receipts += [give(log, [bytes(FULL)]) for _ in range(5)]
+            fault.go.set()
+            for receipt in receipts:
+                with pytest.raises(LogPoisoned):
+                    await receipt.wait()
+            assert fault.calls == 1
+        assert [len(receipt.calls) for receipt in receipts] == [1] * 6
+        assert logs(tmp_path)[0].stat().st_size == size
+        assert (log.next_offset, log.state().status) == (1, "poisoned")
+    async with opened(tmp_path) as engine:
+        assert await everything(engine.log("t", 0)) == [b"kept"]
+
+
+async def test_without_room_for_a_batch_the_one_behind_it_is_refused_and_the_next_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as engine:
+        log, waits, go = engine.log("t", 0), threading.Event(), threading.Event()
+
+        def full(fd: int, data: bytes, position: int) -> int:
+            waits.set()
+            assert go.wait(30)
+            raise OSError(errno.ENOSPC, "full")
+
+        with monkeypatch.context() as patch:
+            patch_write(patch, full)
+            receipts = [give(log, [b"first"])]
+            await reached(waits)
+            receipts += [give(log, [bytes(FULL)]) for _ in range(5)]
+            go.set()
+            for receipt in receipts:
+                with pytest.raises(DiskFull):
+                    await receipt.wait()
+        await store(log, b"room again")
+        assert await everything(log) == [b"room again"]
+    async with opened(tmp_path) as engine:
+        assert await everything(engine.log("t", 0)) == [b"room again"]
+
+
+async def test_full_batches_go_on_in_new_segments_in_order(tmp_path: Path) -> None:
+    bodies = [b"%02d" % number * (FULL // 2) for number in range(12)]
+    async with opened(tmp_path, segment_bytes=3 * FULL) as engine:
+        log = engine.log("t", 0)
+        for receipt in [give(log, [body]) for body in bodies]:
+            await receipt.wait()
+        assert len(logs(tmp_path)) > 2
+        assert await everything(log, 20 * FULL) == bodies
+    async with opened(tmp_path) as engine:
+        assert await everything(engine.log("t", 0), 20 * FULL) == bodies
+
+
+async def test_runs_of_one_publisher_in_a_batch_are_told_of_in_one_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as engine:
+        log, gate, told = engine.log("t", 0), Gate(monkeypatch), list[list[int]]()
+
+        def done(runs: Sequence[Run], error: BrokerError | None, append_ms: int) -> None:
+            assert error is None
+            told.append([run.first_offset for run in runs])
+
+        log.append(make_run(0, [b"alone"]), done)
+        await reached(gate.reached)
+        for offset in (1, 2, 3):
+            log.append(make_run(offset, [b"together"]), done)
+        other = give(log, [b"of somebody else"])
+        log.append(make_run(5, [b"after it"]), done)
+        gate.open.set()
+        await other.wait()
+        await store(log, b"last")
+        assert told == [[0], [1, 2, 3], [5]]
+
+
+async def test_entries_of_the_index_are_written_by_a_thread_while_publishing_goes_on(tmp_path: Path) -> None:
+    async with opened(tmp_path) as engine:
+        log = engine.log("t", 0)
+        for _ in range(5):
+            await store(log, *[b"x"] * 300)
+        await log.wait_until_idle()  # type: ignore[attr-defined]
+        index = logs(tmp_path)[0].with_suffix(".idx")
+        assert index.stat().st_size >= 1200 * 16
+        assert await everything(log) == [b"x"] * 1500
+    assert index.stat().st_size == 1500 * 16
 
 
 async def test_runs_larger_than_a_batch_are_stored_one_by_one(tmp_path: Path) -> None:

@@ -121,7 +121,10 @@ class Crash(BaseException):
 def crash_at(patch: pytest.MonkeyPatch, step: int) -> Callable[[], int]:
     """Let the process die at the step-th call that changes the disk; returns how to ask for the calls so far."""
     calls = 0
-    real = {name: getattr(os, name) for name in ("mkdir", "open", "pwrite", "fdatasync", "fsync", "rename", "unlink")}
+    real = {
+        name: getattr(os, name)
+        for name in ("mkdir", "open", "pwrite", "pwritev", "fdatasync", "fsync", "rename", "unlink")
+    }
 
     def wrap(name: str) -> Callable[..., object]:
         def call(*args: object, **options: object) -> object:

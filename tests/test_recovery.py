@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -69,6 +70,40 @@ async def test_a_whole_batch_that_was_never_acked_is_there_whole(tmp_path: Path)
         log.write(run.data + seal([run.data], 3, 2, 2**41, []))
     async with opened(tmp_path) as engine:
         assert await everything(engine.log("t", 0)) == [*BODIES[:3], b"x", b"y"]
+
+
+async def test_what_a_start_finds_is_synced_before_anybody_sees_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(tmp_path, BATCHES)
+    synced: list[str] = []
+    real = os.fdatasync
+
+    def sync(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    engine = open_engine(tmp_path)
+    assert str(logs(tmp_path)[-1]) in synced
+    engine.close()
+
+
+async def test_a_log_that_cannot_be_synced_at_the_start_is_not_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(tmp_path, BATCHES)
+
+    def sync(fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", sync)
+        engine = open_engine(tmp_path)
+    log = engine.log("t", 0)
+    with pytest.raises(LogDamaged, match="cannot be synced"):
+        log.append(make_run(log.next_offset, [b"x"]), lambda *_: None)
+    engine.close()
 
 
 async def test_a_flip_before_the_last_batch_is_damage_and_one_in_it_costs_at_most_that_batch(tmp_path: Path) -> None:

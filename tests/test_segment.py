@@ -8,13 +8,14 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
+from disk import patch_write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import NOON, make_run
 
 from core.frames import frame_length
 from storage.batches import BadBatch
-from storage.commit import Commit, Committed
+from storage.commit import Commit, Committed, Row, assemble
 from storage.files import OpenFiles
 from storage.index import ENTRY, IndexFile, encode
 from storage.segment import Segment
@@ -34,10 +35,11 @@ def fill(
     for number, bodies in enumerate(batches):
         run = make_run(segment.next_offset, bodies)
         now = times[number] if times else NOON + 1000 * number
-        commit = Commit("t/0", files, segment, [run], now, sync=False, remembered=None)
-        result = commit.carry_out()
-        assert isinstance(result, Committed)
-        segment.extend(result.size, result.batch.next_offset, result.batch.append_ms)
+        batch, ranges = assemble([run], now)
+        commit = Commit("t/0", files, segment, segment.size, batch, ranges, Row(), sync=False, remembered=None)
+        assert isinstance(commit.carry_out(), Committed)
+        segment.index.append(encode(batch.positions, now, commit.position))
+        segment.extend(commit.end, batch.next_offset, now)
     return segment
 
 
@@ -171,7 +173,7 @@ def test_entries_that_the_disk_does_not_take_are_kept_and_written_later(
     index.append(encode([1], NOON))
     index.write()
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        patch_write(patch, lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         index.append(encode([2], NOON))
         index.write()
     assert [index.entry(number) for number in range(3)] == [(1, NOON), (2, NOON), (0, 0)]
@@ -187,8 +189,12 @@ def test_entries_gather_in_memory_and_are_written_in_bulk(files: OpenFiles, tmp_
         index.append(encode([number], NOON))
     assert not path.exists()
     assert index.entry(254) == (254, NOON)
+    assert not index.is_due
     index.append(encode([255], NOON))
+    assert index.is_due
+    index.write()
     assert path.read_bytes() == encode(range(256), NOON)
+    assert not index.is_due
 
 
 def test_few_files_stay_open_and_one_in_use_stays_valid(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import socket
 
 import pytest
 import trio
+from disk import patch_sync, patch_write
 
 from core.frames import PROBE, MessageType, encode_frame
 
@@ -232,7 +233,7 @@ async def test_a_full_disk_refuses_the_publish_keeps_the_rest_and_recovers(a_bro
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         with monkeypatch.context() as patched:
-            patched.setattr(os, "pwrite", full)
+            patch_write(patched, full)
             assert (await peer.publish("a", b"lost", 2)).properties["code"] == "DISK_FULL"
         assert (await peer.publish("a", b"again", 2)).properties["offset"] == "1"
 
@@ -247,7 +248,7 @@ async def test_a_failed_fsync_poisons_the_log_and_not_the_others(a_broker, monke
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
         with monkeypatch.context() as patched:
-            patched.setattr(os, "fdatasync", failing)
+            patch_sync(patched, failing)
             assert (await peer.publish("a")).properties["code"] == "LOG_POISONED"
         assert (await peer.publish("a")).properties["code"] == "LOG_POISONED"
         assert (await peer.publish("b")).properties["status"] == "success"

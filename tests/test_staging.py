@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from disk import patch_sync, patch_write
 from stores import Receipt, open_engine, opened, running
 
 from core.errors import BrokerError, DiskFull, LogDamaged, LogPoisoned, ShuttingDown
@@ -199,7 +200,7 @@ async def test_a_stage_is_synced_even_where_publishes_are_not(tmp_path: Path, mo
             synced.append(os.readlink(f"/proc/self/fd/{fd}"))
             real(fd)
 
-        monkeypatch.setattr(os, "fdatasync", sync)
+        patch_sync(monkeypatch, sync)
         await put(stage, T0, b"a")
         assert synced == [str(file_of(tmp_path, stage))]
 
@@ -218,7 +219,7 @@ async def test_what_arrives_while_a_frame_is_synced_is_written_and_answered_toge
             assert go.wait(30)
             real(fd)
 
-        monkeypatch.setattr(os, "fdatasync", sync)
+        patch_sync(monkeypatch, sync)
         first = give(stage, T0, b"first")
         await trio.to_thread.run_sync(reached.wait, 10)
         others = [give(stage, T0, b"%d" % number) for number in range(10)]
@@ -248,7 +249,7 @@ async def test_a_stage_without_room_says_so_until_its_frames_are_being_written(
             assert go.wait(30)
             real(fd)
 
-        monkeypatch.setattr(os, "fdatasync", sync)
+        patch_sync(monkeypatch, sync)
         give(stage, T0, b"x" * 2000)
         assert stage.has_room  # it is being written, not waiting
         last = give(stage, T0, b"x" * 1000)
@@ -278,7 +279,7 @@ async def test_a_full_disk_takes_back_what_was_not_durable_and_the_stage_lives_o
             return real(fd, bytes(data)[:10], position)
 
         with monkeypatch.context() as patch:
-            patch.setattr(os, "pwrite", full)
+            patch_write(patch, full)
             for receipt in (give(stage, T0, b"lost"), give(stage, T1, b"lost too")):
                 await refused(receipt, DiskFull)
         assert (stage.messages, stage.taken, stage.failure) == (1, 1, None)
@@ -301,7 +302,7 @@ async def test_a_failed_sync_ends_the_stage_and_is_never_tried_again(
             raise OSError(errno.EIO, "Input/output error")
 
         with monkeypatch.context() as patch:
-            patch.setattr(os, "fdatasync", failing)
+            patch_sync(patch, failing)
             for receipt in (give(stage, T0, b"a"), give(stage, T0, b"b")):
                 await refused(receipt, LogPoisoned)
         assert len(calls) == 1
@@ -321,7 +322,7 @@ async def test_a_stage_that_cannot_be_made_durable_is_not_there(
             raise OSError(errno.ENOSPC, "No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr(os, "pwrite", full)
+            patch_write(patch, full)
             with pytest.raises(DiskFull):
                 await engine.begin_stage("x", None)
         assert engine.stages() == {}
@@ -341,7 +342,7 @@ async def test_a_deleted_stage_is_gone_from_the_disk_and_refuses_what_was_on_its
             real(fd)
 
         with monkeypatch.context() as patch:
-            patch.setattr(os, "fdatasync", sync)
+            patch_sync(patch, sync)
             writing = give(stage, T0, b"being written")
             await trio.to_thread.run_sync(reached.wait, 10)
             waiting = give(stage, T0, b"waiting")
@@ -370,7 +371,7 @@ async def test_every_frame_is_answered_even_if_the_disk_never_does(
             assert go.wait(30)
             real(fd)
 
-        monkeypatch.setattr(os, "fdatasync", sync)
+        patch_sync(monkeypatch, sync)
         receipts = [give(stage, T0, b"a"), give(stage, T0, b"b")]
     for receipt in receipts:
         await refused(receipt, ShuttingDown)

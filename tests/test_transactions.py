@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
+from disk import patch_sync, patch_write
 from peers import Peer, TrioPeer
 from stores import until
 from transaction_peers import Staging, all_bodies, begin, bodies, commit, data
@@ -40,7 +41,7 @@ class Disk:
     def __init__(self, patch: pytest.MonkeyPatch, word: str) -> None:
         self.reached, self.go, self.error = threading.Event(), threading.Event(), 0
         self._sync, self._word = os.fdatasync, word
-        patch.setattr(os, "fdatasync", self._fdatasync)
+        patch_sync(patch, self._fdatasync)
 
     def _fdatasync(self, fd: int) -> None:
         if self._word in os.readlink(f"/proc/self/fd/{fd}"):
@@ -67,7 +68,7 @@ def full_disk(patch: pytest.MonkeyPatch, word: str) -> Iterator[list[int]]:
         return real(fd, what, position)
 
     with patch.context() as inside:
-        inside.setattr(os, "pwrite", pwrite)
+        patch_write(inside, pwrite)
         yield refused
 
 
