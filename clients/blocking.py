@@ -20,7 +20,7 @@ from clients.conversation import Conversation, answer_of
 from clients.errors import QBError
 from clients.handling import Handling
 from clients.link import Link
-from clients.publishing import Body, Form, as_bytes, check_size, portions
+from clients.publishing import Body, Form, as_bytes, check_size, form_of, portions
 from clients.pulling import Pulling
 from clients.read_ahead import ReadAhead
 from clients.receipts import Offsets, Receipt
@@ -153,7 +153,7 @@ class BrokerClient(Subscriptions, Pulling, Transactions):
 
         Raises PublishUncertain if the answer is lost for good.
         """
-        form, body = Form(topic, partition, key, properties, timestamp_ms), as_bytes(data)
+        form, body = form_of(topic, partition, key, properties, timestamp_ms), as_bytes(data)
         check_size(body, self._conversation.max_message_size)
         deadline = monotonic() + self._request_timeout
         answered = threading.Lock()

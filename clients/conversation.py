@@ -11,6 +11,7 @@ unanswered(), before anything else.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from clients.publishing import Body, Form
 from clients.window import Answer, Batch, Held, Refused, Stored, Window
 from core.errors import Code, PeerMisbehaved
 from core.frames import (
+    HEAD,
     LENGTH,
     LENGTH_AND_TYPE,
     OVERHEAD,
@@ -37,6 +39,13 @@ WINDOW_NUMBERS = 32_768  # the broker remembers 65,536 numbers of a producer
 WINDOW_BYTES = 8 * 1024 * 1024
 MAX_FRAME = 256 * 1024 * 1024  # longer than any broker sends: a peer that claims more is not one
 LONG_FRAME = 128 * 1024  # one that is longer gets a buffer of its own, which is read into and not copied again
+
+
+ACK = int(MessageType.ACK)
+_STORED = re.compile(
+    rb"status=success\0topic=[^\0]*\0partition=(\d{1,20})\0offset=(\d{1,20})\0"
+    rb"durability=([a-z]+)\0count=(\d{1,20})\0(duplicate=true\0)?"
+)
 
 
 class Welcome(NamedTuple):
@@ -205,14 +214,44 @@ class Conversation:
             self._position = 0
         self._buffer += data
 
+    @property
+    def unread(self) -> int:
+        """How many bytes have come that are not part of an event yet."""
+        return self._filled if self._long is not None else len(self._buffer) - self._position
+
     def next_event(self) -> Event | None:
         """Return one event, or None if it needs more bytes. Raises PeerMisbehaved: drop the connection then."""
+        while (stored := self._next_stored()) is not None:
+            if complete := self._window.answer(stored):
+                return Settled(complete)
         while (frame := self._next_frame()) is not None:
             read = _READERS.get(frame.type)
             event = read(self, frame) if read else Pushed(frame)
             if event is not None:
                 return event
         return None
+
+    def _next_stored(self) -> Stored | None:
+        """Return what is at the front if it says that publishes are stored, in the words that our brokers use for it.
+
+        That is what a publisher waits for, so it is read in one go. All else is left to the general way.
+        """
+        buffer, at = self._buffer, self._position
+        available = len(buffer) - at
+        if available < OVERHEAD or self._long is not None:
+            return None
+        total, kind, number, timestamp, length = HEAD.unpack_from(buffer, at)
+        if kind != ACK or number >= FIRST_REQUEST or total != OVERHEAD + length or total > available:
+            return None
+        end = at + HEAD.size + length
+        found = _STORED.fullmatch(buffer, at + HEAD.size, end)
+        if found is None or not number or LENGTH.unpack_from(buffer, end)[0]:
+            return None
+        self._position = at + total
+        partition, offset, durability, count, duplicate = found.groups()
+        return Stored(
+            number, int(count), int(partition), int(offset), timestamp, str(durability, "ascii"), bool(duplicate)
+        )
 
     def _next_frame(self) -> Frame | None:
         if self._long is not None:

@@ -18,7 +18,7 @@ import trio
 from clients.bulk import Tally
 from clients.conversation import Conversation, answer_of
 from clients.errors import QBError
-from clients.publishing import Body, Form, as_bytes, check_size
+from clients.publishing import Body, Form, as_bytes, check_size, form_of
 from clients.receipts import Offsets, Receipt
 from clients.scattering import Routes, Scatter, check_keys
 from clients.trio_handling import TrioHandling
@@ -155,7 +155,7 @@ class AsyncBrokerClient(AsyncSubscriptions, AsyncPulling, AsyncTransactions):
 
         Raises PublishUncertain if the answer is lost for good.
         """
-        form, body = Form(topic, partition, key, properties, timestamp_ms), as_bytes(data)
+        form, body = form_of(topic, partition, key, properties, timestamp_ms), as_bytes(data)
         check_size(body, self._conversation.max_message_size)
         deadline, answered = self._deadline(), trio.Semaphore(0)
         batch = await self._link.publish(form, (body,), answered, deadline)

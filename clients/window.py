@@ -64,6 +64,11 @@ class Batch:
 
     def answer(self, answer: Answer) -> None:
         """Note the answer for those numbers of ours that it covers and that have none yet."""
+        if answer.number == self.first and answer.size == self.count == self.left:
+            self._answered = bytearray(b"\1") * self.count
+            self.answers.append(answer)
+            self.left = 0  # last, as below
+            return
         start = max(answer.number - self.first, 0)
         stop = min(answer.number + answer.size - self.first, self.count)
         while start < stop and (start := self._answered.find(0, start, stop)) >= 0:

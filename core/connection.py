@@ -215,10 +215,14 @@ class ServerConnection:
         """
         buffer, start, end = self._unread, self._at, len(self._unread)
         at, offset, max_body = start, first_offset, self._max_body
+        total, _, first_number, timestamp, length = HEAD.unpack_from(buffer, at)
+        if end - at == total:  # one alone, which next_event() has looked at
+            _TYPE_SEQUENCE_TIMESTAMP.pack_into(buffer, at + 4, DATA, offset, timestamp or now_ms)
+            self._at = end
+            return Run(self._give_away(start), (0,), first_offset, producer_id, first_number)
         stop = offset + limit if limit else -1
         publish, data, patch = PUBLISH, DATA, TYPE_AND_SEQUENCE.pack_into
-        total, _, expected, timestamp, length = HEAD.unpack_from(buffer, at)
-        first_number = expected
+        expected = first_number
         head = _head_with_properties(length)
         unpack, size = head.unpack_from, head.size
         known = unpack(buffer, at)[5]

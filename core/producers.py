@@ -47,7 +47,7 @@ class Stored(NamedTuple):
 
     def joined(self, following: Stored) -> Stored:
         """Return this with what continues it."""
-        return self._replace(size=self.size + following.size)
+        return Stored(self.first_number, self.size + following.size, self.log, self.first_offset)
 
     def cut(self, first: int, end: int) -> Stored:
         """Return the part with numbers from `first` up to `end`."""

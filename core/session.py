@@ -160,7 +160,7 @@ class Session:
     def _handle_events(self) -> Wait | None:
         """Handle what has been received, up to what must be waited for before the rest is handled."""
         while self._transport.queued <= QUEUED_LIMIT:
-            event = self._connection.next_event()
+            event = self._connection.next_event() if self._connection.unread else None
             if event is None:
                 return None
             self._events += 1

@@ -22,7 +22,9 @@ DATA, SEAL = int(MessageType.DATA), int(MessageType.SEAL)
 SEAL_HEAD = struct.Struct(">IIQQIIIII")
 RANGE = struct.Struct(">QQQI")
 _FRAME_START = struct.Struct(">IIQ")  # total_length, type, sequence_number
+_SEAL_FRAME = struct.Struct(">IIQQII")  # the head of a seal in three parts, for whoever makes one
 _CRC = struct.Struct(">I")
+_COUNTS = struct.Struct(">II")
 _SEAL_TYPE = struct.pack(">I", SEAL)
 WINDOW = 8 * 1024 * 1024  # how much of a file is walked at a time
 
@@ -93,12 +95,9 @@ def seal(
         data_length += len(data)
     tail = b"".join([RANGE.pack(*one) for one in ranges])
     total = SEAL_HEAD.size + len(tail)
-    frame = bytearray(
-        SEAL_HEAD.pack(total, SEAL, first_offset, append_ms, 0, total - OVERHEAD, 0, count, data_length) + tail
-    )
-    crc = crc32(frame[OVERHEAD + _CRC.size :], crc32(frame[:OVERHEAD], crc))
-    _CRC.pack_into(frame, OVERHEAD, crc)
-    return bytes(frame)
+    head = _SEAL_FRAME.pack(total, SEAL, first_offset, append_ms, 0, total - OVERHEAD)
+    tail = _COUNTS.pack(count, data_length) + tail
+    return head + _CRC.pack(crc32(tail, crc32(head, crc))) + tail
 
 
 def next_batch(view: memoryview, position: int, first_offset: int, known: Starts | None = None) -> Batch:
@@ -194,6 +193,11 @@ def find_seal(data: bytes, offset: int) -> int | None:
             return hit - 4
         hit = data.find(_SEAL_TYPE, hit + 1)
     return None
+
+
+def is_reserve(data: bytes) -> bool:
+    """Is it room that was kept ready behind a log, and never written?"""
+    return not data.strip(b"\0")
 
 
 def _follow(view: memoryview, first_offset: int, starts: Starts) -> Starts:

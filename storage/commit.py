@@ -91,6 +91,7 @@ class Commit(NamedTuple):
 
     def _follow(self, remembered: Sequence[Range]) -> Segment:
         """Close the segment and return the one that follows. Raises OSError, and then has changed nothing."""
+        self.segment.trim(self.position)
         if not self.sync:
             self.segment.sync()
         self.segment.index.sync()

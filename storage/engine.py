@@ -279,6 +279,12 @@ class Metadata(Protocol):
         """Return when everything given so far is durable."""
 
 
+class Step(Protocol):
+    """The appends of one block, once it has ended."""
+
+    at_once: bool  # were they made durable at its end?
+
+
 class VersionConflict(Exception):
     """Somebody else changed the entry first."""
 
@@ -307,7 +313,7 @@ class Engine(Protocol):
     def log(self, topic: str, partition: int) -> PartitionLog:
         """Return a log. Raises UnknownTopic, UnknownPartition."""
 
-    def together(self, idle: bool) -> AbstractContextManager[None]:
+    def together(self, idle: bool) -> AbstractContextManager[Step]:
         """Let all appends inside the block share their log's next batch. Nothing may be awaited in it.
 
         `idle`: the caller has nothing else to do, so that a short batch may be made durable at the end of the block.

@@ -13,9 +13,10 @@ import fcntl
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from typing import Any
 
 RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 RWF_DSYNC = getattr(os, "RWF_DSYNC", 0)
@@ -90,6 +91,13 @@ def write_durably(fd: int, parts: Sequence[bytes | bytearray], position: int) ->
     datasync(fd)
 
 
+def reserve(fd: int, position: int, size: int) -> None:
+    """Make the file so long that writing there does not lengthen it: then a sync has less to do. Best effort."""
+    if hasattr(os, "posix_fallocate"):
+        with suppress(OSError):
+            os.posix_fallocate(fd, position, size)
+
+
 def read_all(fd: int, length: int, position: int) -> bytes:
     """Return `length` bytes at `position`, fewer only at the end of the file. May wait for the disk."""
     data = os.pread(fd, length, position)
@@ -145,6 +153,22 @@ class _Open:
         self.fd, self.users = fd, 0
 
 
+class _Use:
+    """One use of a file; a class, since a generator would cost every publish several microseconds."""
+
+    __slots__ = ("_entry", "_files", "_wanted")
+
+    def __init__(self, files: OpenFiles, *wanted: Any) -> None:
+        self._files, self._wanted = files, wanted
+
+    def __enter__(self) -> int:
+        self._entry = self._files.take(*self._wanted)
+        return self._entry.fd
+
+    def __exit__(self, *_: object) -> None:
+        self._files.give_back(self._wanted[0], self._entry)
+
+
 class OpenFiles:
     """Descriptors by path, the least recently used closed first. Any thread may call."""
 
@@ -153,17 +177,12 @@ class OpenFiles:
         self._lock = threading.Lock()
         self._open: OrderedDict[str, _Open] = OrderedDict()
 
-    @contextmanager
-    def use(self, path: str, *, create: bool = False, if_open: bool = False) -> Iterator[int]:
+    def use(self, path: str, *, create: bool = False, if_open: bool = False) -> AbstractContextManager[int]:
         """Lend a file's descriptor, which stays valid inside the block even if the file is deleted.
 
         Raises FileNotFoundError unless it may `create`; with `if_open` BlockingIOError if it is not open already.
         """
-        entry = self._take(path, create, if_open)
-        try:
-            yield entry.fd
-        finally:
-            self._give_back(path, entry)
+        return _Use(self, path, create, if_open)
 
     def forget(self, *paths: str) -> None:
         """Close these, each as soon as nobody uses it."""
@@ -177,7 +196,8 @@ class OpenFiles:
         """Close everything."""
         self.forget(*list(self._open))
 
-    def _take(self, path: str, create: bool, if_open: bool) -> _Open:
+    def take(self, path: str, create: bool, if_open: bool) -> _Open:
+        """Begin to use a file. Raises as use()."""
         with self._lock:
             entry = self._open.get(path)
             if entry is None:
@@ -191,7 +211,8 @@ class OpenFiles:
             entry.users += 1
             return entry
 
-    def _give_back(self, path: str, entry: _Open) -> None:
+    def give_back(self, path: str, entry: _Open) -> None:
+        """End it."""
         with self._lock:
             entry.users -= 1
             if not entry.users and self._open.get(path) is not entry:

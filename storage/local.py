@@ -22,7 +22,7 @@ import trio
 
 from core.errors import BrokerError, DiskFull, Internal, ShuttingDown, TopicExists, UnknownPartition, UnknownTopic
 from storage import background
-from storage.engine import Metadata, Recovery, Topic
+from storage.engine import Metadata, Recovery, Step, Topic
 from storage.files import NO_ROOM, CannotOpen, OpenFiles, lock_directory, make_directory
 from storage.layout import TopicDirectories, prepare
 from storage.measures import Measures
@@ -196,7 +196,7 @@ class LocalEngine:
             raise UnknownPartition(topic, partition, len(kept.logs))
         return kept.logs[partition]
 
-    def together(self, idle: bool) -> AbstractContextManager[None]:
+    def together(self, idle: bool) -> AbstractContextManager[Step]:
         return self._together(idle)
 
     async def create_topic(self, topic: Topic) -> Topic:
@@ -341,7 +341,7 @@ class LocalEngine:
 
     def _stop_threads(self) -> None:
         for _, log in self._logs():
-            log.write_index()
+            log.tidy()
         self._writers.stop(patience=1.0)
         self._facts.stop(patience=1.0)
 

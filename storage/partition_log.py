@@ -17,6 +17,7 @@ import logging
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -72,6 +73,7 @@ class LocalLog:
         self._tail = Tail()
         self._gathering = Gathering(shared.settings.max_pending_bytes)
         self._writing: list[Flight] = []  # two at most
+        self._is_stuck = False  # is something being written that nobody waits for any more?
         self._indexing = False  # are entries of the index being written?
         self._idle = Signal()
         self._watchers: dict[object, Callable[[], None]] = {}
@@ -168,40 +170,34 @@ class LocalLog:
         if not self._writing or self._gathering.size >= COMMIT_BYTES:
             self._shared.together.commit(self)
 
-    def commit(self, *, alone: bool = False) -> None:
-        """Have what has gathered written and synced: in a writer thread or, if it is short and alone, right here.
+    def commit(self, *, alone: bool = False) -> bool:
+        """Have what has gathered written and synced: in a writer thread or, if it is short and alone, right here: True.
 
         While a batch is being written the next one is made only when it is full, and waits behind it.
         """
         before = self._writing[-1] if self._writing else None
         if not self._gathering or (before and not self._may_follow(before)):
-            return
+            return False
         now, segment = max(self._shared.clock(), self._last_ms), self._segments[-1]
         position = before.commit.end if before else segment.size
         is_full = self._is_full(segment, position, now)
         if is_full and before:
-            return
+            return False
         waiting = self._gathering.take_some(COMMIT_BYTES)
         batch, ranges = assemble([each.run for each in waiting], now)
         self._last_ms = now
-        commit = Commit(
-            name=self._name,
-            files=self._shared.files,
-            segment=segment,
-            position=position,
-            batch=batch,
-            ranges=ranges,
-            row=before.commit.row if before else Row(),
-            sync=self._shared.settings.fsync_on_write,
-            remembered=list(self._remembered) if is_full else None,
-        )
+        row = before.commit.row if before else Row()
+        remembered = list(self._remembered) if is_full else None
+        sync = self._shared.settings.fsync_on_write
+        commit = Commit(self._name, self._shared.files, segment, position, batch, ranges, row, sync, remembered)
         flight = Flight(waiting, commit)
         self._writing.append(flight)
         if alone and commit.is_short and self._shared.pace.is_quick:
             self._landed(flight, result_of(commit.carry_out))
-        else:
-            desk = before.desk if before else None
-            flight.desk = self._shared.writers.submit(commit.carry_out, partial(self._landed, flight), desk)
+            return True
+        desk = before.desk if before else None
+        flight.desk = self._shared.writers.submit(commit.carry_out, partial(self._landed, flight), desk)
+        return False
 
     def _may_follow(self, before: Flight) -> bool:
         return len(self._writing) == 1 and before.desk is not None and self._gathering.size >= COMMIT_BYTES
@@ -217,9 +213,14 @@ class LocalLog:
             return  # one before it has failed, or nobody waits for it any more
         if isinstance(result, Committed):
             self._writing.remove(flight)
-            self._take_in(result)
-            self.commit()  # first, so that the disk works while the answers are given
-            tell(flight.waiting, None, result.batch.append_ms)
+            self._advance(result)
+            if self._gathering:
+                self._take_in(result)
+                self.commit()  # first, so that the disk works while the answers are given
+                tell(flight.waiting, None, result.batch.append_ms)
+            else:
+                tell(flight.waiting, None, result.batch.append_ms)
+                self._take_in(result)
             self._count(flight.waiting, result)
             if not self._held:
                 self.tell_watchers()
@@ -255,19 +256,23 @@ class LocalLog:
             except Exception:
                 logger.exception("%s/%d: a watcher failed", self.topic, self.partition)
 
-    def _take_in(self, committed: Committed) -> None:
+    def _advance(self, committed: Committed) -> None:
         """Make a durable batch part of the log, and visible unless the end is held."""
-        segment, position, batch, ranges, _ = committed
+        segment, position, batch, _, _ = committed
         if segment is not self._segments[-1]:
             self._segments.append(segment)
         segment.extend(position + batch.size, batch.next_offset, batch.append_ms)
+        self._durable_offset = batch.next_offset
+        if not self._held:
+            self._end_offset = batch.next_offset
+
+    def _take_in(self, committed: Committed) -> None:
+        """Keep what readers, the next segment and the next start will ask for."""
+        segment, position, batch, ranges, _ = committed
         segment.index.append(encode(batch.positions, batch.append_ms, position))
         if segment.index.is_due and not self._indexing:
             self._indexing = True
             self._shared.writers.submit(segment.index.write, self._indexed)
-        self._durable_offset = batch.next_offset
-        if not self._held:
-            self._end_offset = batch.next_offset
         self._remembered.add(ranges)
         self._shared.memory.keep(self._tail, batch)
 
@@ -301,13 +306,18 @@ class LocalLog:
     def abandon(self, error: BrokerError) -> None:
         """Answer also for the run that is being written: nobody will wait for it any more."""
         self.refuse(error)
+        self._is_stuck = bool(self._writing)
         tell(self._take_all(), error, 0)
         self._idle.set()
 
-    def write_index(self) -> None:
-        """Write what the index still has in memory; the next start then finds it whole. Blocks."""
+    def tidy(self) -> None:
+        """Leave files that the next start finds whole, unless the disk is stuck. Blocks."""
         if self._segments and not self.is_deleted:
-            self._segments[-1].index.write()
+            segment = self._segments[-1]
+            segment.index.write()
+            if not self._is_stuck:
+                with suppress(OSError):
+                    segment.trim(segment.size)
 
     async def wait_until_idle(self) -> None:
         """Return when nothing is being written."""

@@ -17,7 +17,7 @@ import msgspec
 
 from core.errors import LogDamaged
 from core.frames import HEAD
-from storage.batches import DATA, SEAL, SEAL_HEAD, BadBatch, find_seal, walk
+from storage.batches import DATA, SEAL, SEAL_HEAD, BadBatch, find_seal, is_reserve, walk
 from storage.files import OpenFiles, SyncFailed, datasync
 from storage.index import ENTRY, Entries
 from storage.remembered import Remembered
@@ -97,8 +97,7 @@ def _open_newest(found: Recovered, segment: Segment, must_end: int | None) -> No
         except BadBatch as bad:
             if must_end is not None:
                 raise LogDamaged(segment.log_path, bad.position, bad.what) from bad
-            _cut_tear(segment, fd, end, bad)
-            found.cut_bytes += end - bad.position
+            found.cut_bytes += _cut_tail(segment, fd, end, bad)
         _sync(segment, fd)
     if not segment.size:
         raise LogDamaged(segment.log_path, 0, "the segment is empty")
@@ -115,12 +114,14 @@ def _sync(segment: Segment, fd: int) -> None:
         raise LogDamaged(segment.log_path, segment.size, f"it cannot be synced: {error.strerror}") from error
 
 
-def _cut_tear(segment: Segment, fd: int, end: int, bad: BadBatch) -> None:
-    """Cut what was never acked. Raises LogDamaged if it must have been."""
-    if not bad.position or find_seal(reader(fd)(bad.position, end - bad.position), bad.offset) is not None:
+def _cut_tail(segment: Segment, fd: int, end: int, bad: BadBatch) -> int:
+    """Cut what was never acked; returns how many bytes of it were ever written. Raises LogDamaged if it was acked."""
+    tail = reader(fd)(bad.position, end - bad.position)
+    if not bad.position or find_seal(tail, bad.offset) is not None:
         raise LogDamaged(segment.log_path, bad.position, bad.what)
     os.ftruncate(fd, bad.position)
     os.fsync(fd)
+    return 0 if is_reserve(tail) else len(tail)
 
 
 def _open_closed(found: Recovered, segment: Segment, next_base: int) -> None:

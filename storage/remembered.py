@@ -44,7 +44,7 @@ class Remembered:
         self._producers.move_to_end(new.producer_id)
         last = ranges[-1] if ranges else None
         if last and continues(last, new):
-            ranges[-1] = last._replace(count=last.count + new.count)
+            ranges[-1] = Range(last.producer_id, last.first_number, last.first_offset, last.count + new.count)
         else:
             ranges.append(new)
             self._count += 1

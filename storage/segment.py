@@ -23,6 +23,7 @@ from storage.files import (
     datasync,
     read_all,
     read_cached,
+    reserve,
     sync_directory,
     write_all,
     write_durably,
@@ -34,6 +35,9 @@ from storage.tail import Stored
 FIRST_LOOK = 64 * 1024  # what is read at first to find the seal of a batch
 LONGEST = 8 * 1024 * 1024  # what is read beyond what was asked for, to end with a batch
 FEW_MORE = 256  # index entries read beyond those that are probably enough
+SMALL = 64 * 1024  # bytes of a batch for which room is kept ready behind the log
+RESERVE_FROM = 16 * 1024  # bytes of a log from which on that is done: as much again as it has, but at most
+RESERVE = 1024 * 1024
 
 
 class Segment:
@@ -53,6 +57,7 @@ class Segment:
         self.first_ms = 0  # when its oldest record was appended
         self.last_ms = 0  # and its newest
         self._files = files
+        self._reserved = 0  # up to here the log has room that is zeros until it is written
         self._starts: dict[int, int] = {}  # where batches begin that readers will ask for next: offset -> position
 
     @property
@@ -92,12 +97,16 @@ class Segment:
         Raises OSError, and SyncFailed where the sync failed; what was written stands in the file then: see cut().
         """
         with self._files.use(self.log_path) as fd:
+            if not sync:
+                write_all(fd, b"".join(parts), position)
+                return 0.0
             started = time.perf_counter()
-            if sync:
-                write_durably(fd, parts, position)
-                return time.perf_counter() - started
-            write_all(fd, b"".join(parts), position)
-            return 0.0
+            end = position + sum(map(len, parts))
+            if self._reserved < end <= position + SMALL and position >= RESERVE_FROM:
+                self._reserved = end + min(position, RESERVE)
+                reserve(fd, position, self._reserved - position)
+            write_durably(fd, parts, position)
+            return time.perf_counter() - started
 
     def sync(self) -> None:
         """Block until the log is on stable storage. Raises OSError."""
@@ -108,6 +117,13 @@ class Segment:
         """Cut the log back to `size`. Raises OSError."""
         with self._files.use(self.log_path) as fd:
             os.ftruncate(fd, size)
+        self._reserved = 0
+
+    def trim(self, size: int) -> None:
+        """Give back room that was kept ready behind the first `size` bytes, durably. Raises OSError."""
+        if self._reserved > size:
+            self.cut(size)
+            self.sync()
 
     def delete(self) -> None:
         """Delete the files; the log first, since an index alone means nothing."""

@@ -12,8 +12,8 @@ from typing import Protocol
 class Committer(Protocol):
     """Whoever has gathered something."""
 
-    def commit(self, *, alone: bool) -> None:
-        """Begin to make durable what has gathered; `alone`: nobody minds if that takes place at once."""
+    def commit(self, *, alone: bool) -> bool:
+        """Begin to make durable what has gathered; `alone`: nobody minds if that takes place at once. True: it did."""
 
 
 class Together:
@@ -21,21 +21,24 @@ class Together:
 
     def __init__(self) -> None:
         self._open = self._idle = False
+        self.at_once = False  # was all that the last step gave made durable at its end?
         self._waiting: dict[Committer, None] = {}
 
     def __call__(self, idle: bool) -> Together:
         self._idle = idle
         return self
 
-    def __enter__(self) -> None:
-        self._open = True
+    def __enter__(self) -> Together:
+        self._open, self.at_once = True, False
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._open = False
         if self._waiting:
             waiting, self._waiting = self._waiting, {}
+            alone = self._idle and len(waiting) == 1
             for each in waiting:
-                each.commit(alone=self._idle and len(waiting) == 1)
+                self.at_once = each.commit(alone=alone)
 
     def commit(self, committer: Committer) -> None:
         """Have a log commit at the end of the step, or now if none was announced."""
