@@ -43,7 +43,7 @@ LONG_FRAME = 128 * 1024  # one that is longer gets a buffer of its own, which is
 
 ACK = int(MessageType.ACK)
 _STORED = re.compile(
-    rb"status=success\0topic=[^\0]*\0partition=(\d{1,20})\0offset=(\d{1,20})\0"
+    rb"status=success\0topic=[A-Za-z0-9._-]+\0partition=(\d{1,20})\0offset=(\d{1,20})\0"
     rb"durability=([a-z]+)\0count=(\d{1,20})\0(duplicate=true\0)?"
 )
 
@@ -204,7 +204,7 @@ class Conversation:
 
     def receive(self, data: bytes) -> None:
         """Keep bytes for next_event() to parse."""
-        if (room := self.room()) is not None:
+        if self._long is not None and (room := self.room()) is not None:
             mine = data[: len(room)]
             room[: len(mine)] = mine
             self.filled(len(mine))

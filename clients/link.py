@@ -361,15 +361,19 @@ class Link:
                 event = self._conversation.next_event()
             if event is None:
                 return
-            self._handle(sock, event)
+            if isinstance(event, Settled):
+                self._settled(event.batches)
+            else:
+                self._handle(sock, event)
+
+    def _settled(self, batches: Iterable[Batch]) -> None:
+        _release(batches)
+        if self._wanting:
+            with self._state:
+                self._state.notify_all()  # there may be room now
 
     def _handle(self, sock: socket.socket, event: Event) -> None:
         match event:
-            case Settled(batches):
-                _release(batches)
-                if self._wanting:
-                    with self._state:
-                        self._state.notify_all()  # there may be room now
             case Answered(number, frame):
                 if call := self._calls.pop(number, None):
                     self._led = True  # whoever waited for it may ask again, and will read the answer without us

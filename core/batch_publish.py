@@ -113,7 +113,7 @@ async def publish_many(
 
 async def _gather(broker: MessageBroker, topic: str, messages: Sequence[Outgoing], timestamp_ms: int) -> list[Gathered]:
     """Make frames of the messages and sort them by log. Raises BrokerError, BadMessage."""
-    broker.topic(topic)
+    known_topic = broker.topic(topic)
     most = broker.settings.server.max_message_size
     known: dict[tuple[int | None, str | None], bytes] = {}  # the properties of messages that have none of their own
     gathered: dict[PartitionLog, Gathered] = {}
@@ -124,7 +124,7 @@ async def _gather(broker: MessageBroker, topic: str, messages: Sequence[Outgoing
                 encoded = broker.stored_properties(topic, partition, key, properties, body)
                 if not properties:
                     known[partition, key] = encoded
-            where = broker.route(topic, partition, key)
+            where = broker.route(known_topic, partition, key)
         except BrokerError as error:
             raise BadMessage(index, error) from None
         if where not in gathered:

@@ -173,14 +173,13 @@ class MessageBroker:
 
     # Publishing
 
-    def route(self, topic: str, partition: int | None, key: str | None) -> PartitionLog:
+    def route(self, topic: Topic, partition: int | None, key: str | None) -> PartitionLog:
         """Return the log that a message goes to. Raises UnknownTopic, UnknownPartition."""
-        known = self.topic(topic)
         if partition is None:
-            partition = self._pick(known, key) if known.partitions > 1 else 0
-        elif not 0 <= partition < known.partitions:
-            raise UnknownPartition(topic, partition, known.partitions)
-        return self.engine.log(topic, partition)
+            partition = self._pick(topic, key) if topic.partitions > 1 else 0
+        elif not 0 <= partition < topic.partitions:
+            raise UnknownPartition(topic.topic, partition, topic.partitions)
+        return self.engine.log(topic.topic, partition)
 
     def _pick(self, topic: Topic, key: str | None) -> int:
         if key is not None:
@@ -201,7 +200,7 @@ class MessageBroker:
     ) -> Receipt:
         """Store one message and return when it is durable. Raises BrokerError; then nothing of it was kept."""
         await self.ready_topic(topic)
-        log = self.route(topic, partition, key)
+        log = self.route(self.topic(topic), partition, key)
         encoded = self.stored_properties(topic, partition, key, properties, body)
         frame = encode_frame(MessageType.DATA, log.next_offset, timestamp_ms or now_ms(), encoded, body)
         run, settled, outcome = Run(frame, (0,), log.next_offset), trio.Event(), []

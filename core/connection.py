@@ -131,7 +131,7 @@ class ServerConnection:
 
         Raises PeerMisbehaved, and then stays closed.
         """
-        if self._closed:
+        if self._closed or len(self._unread) - self._at < LENGTH.size:
             return None
         try:
             return self._next_event()
@@ -140,9 +140,7 @@ class ServerConnection:
             raise
 
     def _next_event(self) -> Event | None:
-        unread = self.unread
-        if unread < LENGTH.size:
-            return None
+        unread = len(self._unread) - self._at
         (total,) = LENGTH.unpack_from(self._unread, self._at)
         if not OVERHEAD <= total <= self._max_frame:
             raise PeerMisbehaved(f"total_length {total} is not between {OVERHEAD} and {self._max_frame}")
@@ -175,7 +173,7 @@ class ServerConnection:
             decode_frame(self._unread, self._at)  # raises, with the words
         encoded = bytes(self._unread[properties_at:body_length_at])
         try:
-            return Publishes(number, self._route_of(encoded))
+            return Publishes(number, self._routes.get(encoded) or self._route_of(encoded))
         except BadRequest as error:
             return self._pass_over(error)
 
@@ -203,7 +201,6 @@ class ServerConnection:
         route: Route,
         first_offset: int,
         now_ms: int,
-        *,
         by_key: bool = False,
         limit: int | None = None,
         producer_id: int = 0,
@@ -219,7 +216,8 @@ class ServerConnection:
         if end - at == total:  # one alone, which next_event() has looked at
             _TYPE_SEQUENCE_TIMESTAMP.pack_into(buffer, at + 4, DATA, offset, timestamp or now_ms)
             self._at = end
-            return Run(self._give_away(start), (0,), first_offset, producer_id, first_number)
+            frame = bytes(memoryview(buffer)[start:]) if total < LONG else self._give_away(start)
+            return Run(frame, (0,), first_offset, producer_id, first_number)
         stop = offset + limit if limit else -1
         publish, data, patch = PUBLISH, DATA, TYPE_AND_SEQUENCE.pack_into
         expected = first_number

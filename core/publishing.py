@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from core.broker import MessageBroker
-from core.connection import Publishes, Route, ServerConnection
+from core.connection import Publishes, ServerConnection
 from core.errors import REPLIES, BadRequest, BrokerError, UnknownTopic
 from core.producers import Producer, Stored
 from core.replies import now_ms, refusal, stored
@@ -50,19 +50,26 @@ class Publishing:
 
         Raises the BrokerErrors that a connection does not survive; others are answered.
         """
+        first_number, route = event
         try:
-            where = self._broker.route(*event.route)
-            again, limit = self._judge(event.first_number)
+            topic = self._broker.topic(route.topic)
+            where = self._broker.route(topic, route.partition, route.key)
+            again, limit = (None, None) if self._producer is None else self._judge(self._producer, first_number)
         except BrokerError as error:
-            if isinstance(error, UnknownTopic) and self._broker.may_make(event.route.topic):
+            if isinstance(error, UnknownTopic) and self._broker.may_make(route.topic):
                 return partial(self._make_topic, event)
             self._refuse_run(event, error)
             return None
         if again is not None:
-            skipped = self._connection.skip_run(event.route, again.size)
+            skipped = self._connection.skip_run(route, again.size)
             self._answer_again(again.cut(again.first_number, again.first_number + skipped))
             return None
-        self._append(where, self._take_run(where, event.route, limit))
+        scattered = route.partition is None and topic.partitions > 1
+        if scattered and route.key is None:
+            limit = 1  # the next message is the next partition's turn
+        producer_id = self._producer.producer_id if self._producer else 0
+        offset = where.next_offset
+        self._append(where, self._connection.take_run(route, offset, now_ms(), scattered, limit, producer_id))
         return None if where.has_room else where.wait_for_room
 
     async def _make_topic(self, event: Publishes) -> None:
@@ -82,25 +89,14 @@ class Publishing:
         while self._unsettled:
             await self._all_settled.wait()
 
-    def _judge(self, number: int) -> tuple[Stored | None, int | None]:
-        if self._producer is None:
-            return None, None
-        self._producer.check_owner(self)
-        return self._producer.judge(number)
+    def _judge(self, producer: Producer, number: int) -> tuple[Stored | None, int | None]:
+        producer.check_owner(self)
+        return producer.judge(number)
 
     # New publishes
 
-    def _take_run(self, where: PartitionLog, route: Route, limit: int | None) -> Run:
-        scattered = route.partition is None and self._broker.topic(route.topic).partitions > 1
-        if scattered and route.key is None:
-            limit = 1  # the next message is the next partition's turn
-        producer_id = self._producer.producer_id if self._producer else 0
-        return self._connection.take_run(
-            route, where.next_offset, now_ms(), by_key=scattered, limit=limit, producer_id=producer_id
-        )
-
     def _append(self, where: PartitionLog, run: Run) -> None:
-        done = self._done(where)
+        done = self._dones.get(where) or self._make_done(where)
         if self._producer is not None:
             self._producer.remember(_numbers(run, where))
         self._unsettled += 1
@@ -109,13 +105,11 @@ class Publishing:
         except BrokerError as error:
             done((run,), error, 0)
 
-    def _done(self, where: PartitionLog) -> Done:
+    def _make_done(self, where: PartitionLog) -> Done:
         """Return what answers for runs in a log: always the same, so that the log tells of many of them at once."""
-        done = self._dones.get(where)
-        if done is None:
-            if len(self._dones) >= LOGS_REMEMBERED:
-                self._dones.clear()
-            done = self._dones[where] = partial(self._answer_runs, where)
+        if len(self._dones) >= LOGS_REMEMBERED:
+            self._dones.clear()
+        done = self._dones[where] = partial(self._answer_runs, where)
         return done
 
     def _answer_runs(self, where: PartitionLog, runs: Sequence[Run], error: BrokerError | None, append_ms: int) -> None:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 
 from core.errors import REPLIES, BrokerError, OffsetOutOfRange
-from core.frames import Frame, MessageType, encode_frame, encode_head
+from core.frames import HEAD, LENGTH, OVERHEAD, Frame, MessageType, encode_frame, encode_head
+
+ACK = int(MessageType.ACK)
+NO_BODY = LENGTH.pack(0)
 
 
 def now_ms() -> int:
@@ -57,9 +61,14 @@ def stored(
     duplicate: bool,
 ) -> bytes:
     """Return the answer to `count` publishes from `number` on that are stored from `offset` on."""
-    again = "duplicate=true\0" if duplicate else ""
-    properties = (
-        f"status=success\0topic={topic}\0partition={partition}\0offset={offset}\0"
-        f"durability={durability}\0count={count}\0{again}"
-    )
-    return encode_frame(MessageType.ACK, number, append_ms, properties.encode())
+    before, between = _around_the_offset(topic, partition, durability)
+    properties = b"%b%d%b%d\0%b" % (before, offset, between, count, b"duplicate=true\0" if duplicate else b"")
+    head = HEAD.pack(OVERHEAD + len(properties), ACK, number, append_ms, len(properties))
+    return head + properties + NO_BODY
+
+
+@lru_cache(maxsize=1024)
+def _around_the_offset(topic: str, partition: int, durability: str) -> tuple[bytes, bytes]:
+    """Return what stands in such an answer before the offset, and between it and the count."""
+    before = f"status=success\0topic={topic}\0partition={partition}\0offset="
+    return before.encode(), f"\0durability={durability}\0count=".encode()

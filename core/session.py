@@ -18,7 +18,7 @@ import msgspec
 import trio
 
 from core.broker import MessageBroker
-from core.connection import Event, Publishes, Refused, ServerConnection, StageFrame
+from core.connection import Publishes, Refused, ServerConnection, StageFrame
 from core.errors import REPLIES, BadRequest, BrokerError, Internal
 from core.frames import PROBE, Frame, MessageType, encode_frame
 from core.methods import (
@@ -160,18 +160,17 @@ class Session:
     def _handle_events(self) -> Wait | None:
         """Handle what has been received, up to what must be waited for before the rest is handled."""
         while self._transport.queued <= QUEUED_LIMIT:
-            event = self._connection.next_event() if self._connection.unread else None
+            event = self._connection.next_event()
             if event is None:
                 return None
             self._events += 1
-            if (wait := self._handle(event)) is not None:
+            wait = self._publishing.publish(event) if isinstance(event, Publishes) else self._handle(event)
+            if wait is not None:
                 return wait
         return partial(self._transport.wait_for_room, QUEUED_LIMIT)
 
-    def _handle(self, event: Event) -> Wait | None:
+    def _handle(self, event: Frame | StageFrame | Refused) -> Wait | None:
         """Handle one event; returns what must be waited for, if anything."""
-        if isinstance(event, Publishes):
-            return self._publishing.publish(event)
         if isinstance(event, Refused):
             self._transport.send(refusal(event.number, event.error))
         elif isinstance(event, StageFrame):

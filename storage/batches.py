@@ -195,11 +195,6 @@ def find_seal(data: bytes, offset: int) -> int | None:
     return None
 
 
-def is_reserve(data: bytes) -> bool:
-    """Is it room that was kept ready behind a log, and never written?"""
-    return not data.strip(b"\0")
-
-
 def _follow(view: memoryview, first_offset: int, starts: Starts) -> Starts:
     """Follow the DATA frames of a batch to where their row ends. Raises Incomplete."""
     positions, at = starts.positions, starts.at

@@ -135,13 +135,12 @@ class Commit(NamedTuple):
 
 def assemble(runs: Sequence[Run], append_ms: int) -> tuple[Stored, Sequence[Range]]:
     """Return the runs as one sealed batch, and the publish numbers that it holds."""
-    parts = [run.data for run in runs]
+    parts: Sequence[bytes | bytearray] = [run.data for run in runs]
     positions, ranges, first_offset = _positions(runs), _ranges(runs), runs[0].first_offset
-    parts.append(seal(parts, first_offset, len(positions), append_ms, ranges))
-    batch = Stored(first_offset, append_ms, parts, positions)
-    if batch.size < LONG * len(runs):
-        batch.parts = (batch.data,)
-    return batch, ranges
+    parts = [*parts, seal(parts, first_offset, len(positions), append_ms, ranges)]
+    if sum(map(len, parts)) < LONG * len(runs):
+        parts = (b"".join(parts),)
+    return Stored(first_offset, append_ms, parts, positions), ranges
 
 
 def _positions(runs: Sequence[Run]) -> Sequence[int]:

@@ -33,20 +33,15 @@ class Gathering:
     def __init__(self, limit: int) -> None:
         self._limit = limit  # bytes; reaching it stops nobody, but has_room tells publishers to wait
         self._waiting: list[Waiting] = []
-        self._bytes = 0
+        self.size = 0  # how many bytes have gathered
         self._taken = Signal()
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
     @property
-    def size(self) -> int:
-        """How many bytes have gathered."""
-        return self._bytes
-
-    @property
     def has_room(self) -> bool:
-        return self._bytes < self._limit
+        return self.size < self._limit
 
     async def wait_for_room(self) -> None:
         """Return when has_room."""
@@ -56,17 +51,17 @@ class Gathering:
     def add(self, run: Run, done: Done) -> None:
         """Let one more run wait."""
         self._waiting.append(Waiting(run, done, time.perf_counter()))
-        self._bytes += len(run.data)
+        self.size += len(run.data)
 
     def take(self) -> list[Waiting]:
         """Return everything that has gathered and begin anew."""
-        taken, self._waiting, self._bytes = self._waiting, [], 0
+        taken, self._waiting, self.size = self._waiting, [], 0
         self._taken.set()
         return taken
 
     def take_some(self, most: int) -> list[Waiting]:
         """Return the first runs, as many as have `most` bytes together, but at least one."""
-        if self._bytes <= most:
+        if self.size <= most:
             return self.take()
         count = size = 0
         for waiting in self._waiting:
@@ -75,15 +70,22 @@ class Gathering:
                 break
             count, size = count + 1, more
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
-        self._bytes -= size
+        self.size -= size
         self._taken.set()
         return taken
 
 
 def tell(waiting: list[Waiting], error: BrokerError | None, append_ms: int) -> None:
     """Tell each publisher what became of its runs."""
+    if len(waiting) == 1:
+        _call(waiting[0].done, [waiting[0].run], error, append_ms)
+        return
     for done, some in groupby(waiting, attrgetter("done")):
-        try:
-            done([each.run for each in some], error, append_ms)
-        except Exception:
-            logger.exception("the answer to a publish failed")
+        _call(done, [each.run for each in some], error, append_ms)
+
+
+def _call(done: Done, runs: list[Run], error: BrokerError | None, append_ms: int) -> None:
+    try:
+        done(runs, error, append_ms)
+    except Exception:
+        logger.exception("the answer to a publish failed")

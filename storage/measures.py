@@ -25,9 +25,11 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)  # a value is at most its bucket's bound; the last one has none
         self.total = 0.0
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, *values: float) -> None:
+        counts, bounds = self.counts, self.bounds
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+        self.total += sum(values)
 
 
 class Measures:

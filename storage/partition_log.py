@@ -163,7 +163,8 @@ class LocalLog:
             raise self._refusal.with_traceback(None)
 
     def append(self, run: Run, done: Done) -> None:
-        self.check_writable()
+        if self._refusal or self._health.damage:
+            self.check_writable()
         assert run.first_offset == self._next_offset, (run.first_offset, self._next_offset)
         self._next_offset += len(run.positions)
         self._gathering.add(run, done)
@@ -175,28 +176,29 @@ class LocalLog:
 
         While a batch is being written the next one is made only when it is full, and waits behind it.
         """
+        shared, segment = self._shared, self._segments[-1]
         before = self._writing[-1] if self._writing else None
-        if not self._gathering or (before and not self._may_follow(before)):
+        if not self._gathering.size or (before and not self._may_follow(before)):
             return False
-        now, segment = max(self._shared.clock(), self._last_ms), self._segments[-1]
+        now = max(shared.clock(), self._last_ms)
         position = before.commit.end if before else segment.size
         is_full = self._is_full(segment, position, now)
         if is_full and before:
             return False
+        self._last_ms = now
         waiting = self._gathering.take_some(COMMIT_BYTES)
         batch, ranges = assemble([each.run for each in waiting], now)
-        self._last_ms = now
         row = before.commit.row if before else Row()
         remembered = list(self._remembered) if is_full else None
-        sync = self._shared.settings.fsync_on_write
-        commit = Commit(self._name, self._shared.files, segment, position, batch, ranges, row, sync, remembered)
+        sync = shared.settings.fsync_on_write
+        commit = Commit(self._name, shared.files, segment, position, batch, ranges, row, sync, remembered)
         flight = Flight(waiting, commit)
         self._writing.append(flight)
-        if alone and commit.is_short and self._shared.pace.is_quick:
+        if alone and commit.is_short and shared.pace.is_quick:
             self._landed(flight, result_of(commit.carry_out))
             return True
         desk = before.desk if before else None
-        flight.desk = self._shared.writers.submit(commit.carry_out, partial(self._landed, flight), desk)
+        flight.desk = shared.writers.submit(commit.carry_out, partial(self._landed, flight), desk)
         return False
 
     def _may_follow(self, before: Flight) -> bool:
@@ -246,8 +248,7 @@ class LocalLog:
         if committed.sync_seconds:
             measures.sync_seconds.observe(committed.sync_seconds)
         now = time.perf_counter()
-        for waiting in answered:
-            measures.ack_seconds.observe(now - waiting.since)
+        measures.ack_seconds.observe(*[now - waiting.since for waiting in answered])
 
     def tell_watchers(self) -> None:
         for moved in list(self._watchers.values()):

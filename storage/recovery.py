@@ -17,7 +17,7 @@ import msgspec
 
 from core.errors import LogDamaged
 from core.frames import HEAD
-from storage.batches import DATA, SEAL, SEAL_HEAD, BadBatch, find_seal, is_reserve, walk
+from storage.batches import DATA, SEAL, SEAL_HEAD, BadBatch, find_seal, walk
 from storage.files import OpenFiles, SyncFailed, datasync
 from storage.index import ENTRY, Entries
 from storage.remembered import Remembered
@@ -121,7 +121,7 @@ def _cut_tail(segment: Segment, fd: int, end: int, bad: BadBatch) -> int:
         raise LogDamaged(segment.log_path, bad.position, bad.what)
     os.ftruncate(fd, bad.position)
     os.fsync(fd)
-    return 0 if is_reserve(tail) else len(tail)
+    return len(tail.rstrip(b"\0"))  # the rest is room that was kept ready
 
 
 def _open_closed(found: Recovered, segment: Segment, next_base: int) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from core.frames import HEAD, LENGTH, OVERHEAD
-from storage.batches import BadBatch, Batch, find_seal, is_reserve, walk
+from storage.batches import BadBatch, Batch, find_seal, walk
 from storage.files import CannotOpen
 from storage.index import ENTRY, Entries
 from storage.layout import TopicDirectories, check_format
@@ -174,12 +174,11 @@ class _Partition:
             rest = reader(fd)(bad.position, size - bad.position)
             may_tear = following is None and (position > 0 or base > self._first_base)
             torn = may_tear and find_seal(rest, bad.offset) is None
-            if torn and is_reserve(rest):
-                pass  # it is open, or was not closed in peace
-            elif torn:
-                what = f"a torn tail of {len(rest)} bytes, never acked; the next start cuts it"
+            written = len(rest.rstrip(b"\0"))  # what follows is room that was kept ready
+            if torn and written:
+                what = f"a torn tail of {written} bytes, never acked; the next start cuts it"
                 self._report.notes.append(Finding(log, bad.position, what))
-            else:
+            elif not torn:
                 self._find(log, bad.position, bad.what)
         return entries.encode(), offset
 

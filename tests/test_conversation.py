@@ -30,6 +30,7 @@ from clients.errors import PublishFailed, PublishUncertain, RequestRefused, refu
 from clients.publishing import PORTION, Form, as_bytes, portions
 from clients.receipts import Offsets, Receipt, StoredRun
 from clients.window import Batch, Refused, Stored
+from core import replies
 from core.errors import Code, PeerMisbehaved
 from core.frames import PROBE, MessageType, decode_frame, encode_frame, frame_length
 
@@ -72,6 +73,44 @@ def split(data: bytes) -> list[tuple[int, bytes]]:
         found.append((frame.sequence_number, frame.body))
         position += frame_length(data, position)
     return found
+
+
+# The answer that a publisher waits for
+
+
+def in_general(conversation: Conversation, data: bytes) -> object:
+    """What the conversation makes of these bytes without its short way for such answers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Conversation, "_next_stored", lambda self: None)
+        return heard(conversation, data)
+
+
+def heard(conversation: Conversation, data: bytes) -> object:
+    try:
+        return [
+            repr(event) if not isinstance(event, Settled) else settled(event) for event in events(conversation, data)
+        ]
+    except PeerMisbehaved as error:
+        return str(error)
+
+
+def settled(event: Settled) -> list[object]:
+    return [(batch.first, batch.count, batch.left, repr(batch.answers)) for batch in event.batches]
+
+
+@given(st.integers(0, 12), st.integers(0, 12), st.integers(0, 2**64), st.booleans(), st.data())
+def test_an_answer_that_something_is_stored_is_read_the_same_in_one_go(number, count, offset, duplicate, data):
+    answer = bytearray(replies.stored(number, count, "t-1", 3, offset, "fsynced", 99, duplicate=duplicate))
+    if data.draw(st.booleans()):
+        answer[data.draw(st.integers(0, len(answer) - 1))] ^= data.draw(st.integers(1, 255))
+    sent = bytes(answer) + stored(11, offset=4)
+    found = []
+    for listen in (heard, in_general):
+        conversation = welcomed(Conversation())
+        for size in (3, 1, 4, 4):
+            conversation.publish(FORM, [b"x"] * size)
+        found.append(listen(conversation, sent))
+    assert found[0] == found[1]
 
 
 # Opening

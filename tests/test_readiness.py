@@ -147,3 +147,62 @@ async def test_attending_can_be_cancelled_and_taken_up_again(nursery, pair):
     assert await transport.attend(lambda data: bool(taken.append(bytes(data)))) is True
     assert taken == [b"x"]
     nursery.cancel_scope.cancel()
+
+
+class Publisher:
+    """A step that is over at once, as that of a lone publish is."""
+
+    def __init__(self) -> None:
+        self.at_once = True
+        self.steps: list[bool] = []
+
+    @contextmanager
+    def together(self, idle: bool) -> Iterator[Publisher]:
+        self.steps.append(idle)
+        yield self
+
+
+async def test_after_a_lone_publish_that_came_soon_the_next_one_finds_us_awake(nursery, pair, monkeypatch):
+    monkeypatch.setattr(readiness, "AWAKE", 30.0)
+    waits = 0
+    real = trio.lowlevel.wait_readable
+
+    async def wait_readable(fd: object) -> None:
+        nonlocal waits
+        waits += 1
+        await real(fd)
+
+    monkeypatch.setattr(trio.lowlevel, "wait_readable", wait_readable)
+    publisher, (ours, theirs), others = Publisher(), pair(), 0
+    ready = Readiness(publisher.together)
+    ready.add(ours, lambda: ours.recv(100) and None)
+    nursery.start_soon(ready.run)
+
+    async def somebody_else() -> None:
+        nonlocal others
+        while True:
+            await trio.lowlevel.checkpoint()
+            others += 1
+
+    nursery.start_soon(somebody_else)
+    for number in range(1, 6):
+        before = others
+        theirs.send(b"x")
+        while len(publisher.steps) < number or others < before + 3:
+            await trio.lowlevel.checkpoint()
+    assert publisher.steps == [True] * 5
+    assert waits <= 2, "it has not gone to sleep between them"
+    nursery.cancel_scope.cancel()
+
+
+async def test_whoever_comes_late_is_not_waited_for_awake(nursery, pair, monkeypatch):
+    monkeypatch.setattr(readiness, "AWAKE", 0.0)
+    publisher, (ours, theirs) = Publisher(), pair()
+    ready = Readiness(publisher.together)
+    ready.add(ours, lambda: ours.recv(100) and None)
+    nursery.start_soon(ready.run)
+    for number in range(1, 4):
+        theirs.send(b"x")
+        await until_quiet()  # which it would never be
+        assert len(publisher.steps) == number
+    nursery.cancel_scope.cancel()

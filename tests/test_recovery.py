@@ -13,6 +13,7 @@ from core.errors import LogDamaged
 from storage.background import prove
 from storage.batches import seal
 from storage.engine import Range, Topic
+from storage.verify import verify
 
 
 async def fill(directory: Path, batches: list[list[bytes]], **settings: int) -> None:
@@ -26,6 +27,11 @@ def copy(directory: Path, name: str) -> Path:
     shutil.rmtree(directory.parent / name, ignore_errors=True)
     shutil.copytree(directory, directory.parent / name)
     return directory.parent / name
+
+
+def written(tail: bytes) -> int:
+    """How much of what lies behind a log was ever written: zeros may be room that was kept ready."""
+    return len(tail.rstrip(b"\0"))
 
 
 BATCHES = [[b"1", b"2"], [b"3"], [b"4", b"5"]]
@@ -43,7 +49,7 @@ async def test_a_log_cut_at_any_byte_of_its_last_batch_keeps_every_acked_record(
         logs(torn)[0].write_bytes(whole[:length])
         expected = BODIES if length == len(whole) else BODIES[:3]
         async with opened(torn) as engine:
-            assert engine.recovery.cut_bytes == (0 if length == len(whole) else length - keep)
+            assert engine.recovery.cut_bytes == (0 if length == len(whole) else written(whole[keep:length]))
             log = engine.log("t", 0)
             assert await everything(log) == expected
             assert log.next_offset == len(expected)
@@ -59,7 +65,7 @@ async def test_bytes_that_were_never_sealed_are_cut(tmp_path: Path, garbage: byt
     with logs(tmp_path)[0].open("ab") as log:
         log.write(garbage)
     async with opened(tmp_path) as engine:
-        assert engine.recovery.cut_bytes == len(garbage)
+        assert engine.recovery.cut_bytes == written(garbage)
         assert await everything(engine.log("t", 0)) == BODIES[:3]
 
 
@@ -104,6 +110,43 @@ async def test_a_log_that_cannot_be_synced_at_the_start_is_not_served(
     with pytest.raises(LogDamaged, match="cannot be synced"):
         log.append(make_run(log.next_offset, [b"x"]), lambda *_: None)
     engine.close()
+
+
+async def test_room_that_was_ready_when_the_broker_was_killed_is_no_tear_and_no_damage(tmp_path: Path) -> None:
+    bodies = [b"%05d" % number * 100 for number in range(60)]
+    async with opened(tmp_path / "live") as engine:
+        log = engine.log("t", 0)
+        for body in bodies:
+            await store(log, body)
+        killed = copy(tmp_path / "live", "killed")
+    assert logs(killed)[0].stat().st_size > logs(tmp_path / "live")[0].stat().st_size, "a stop gives the room back"
+    report = verify(killed / "data")
+    assert (report.findings, report.messages) == ([], 60)
+    assert not [note for note in report.notes if "torn" in note.what]
+    torn = copy(killed, "torn")
+    size = logs(tmp_path / "live")[0].stat().st_size
+    with logs(torn)[0].open("r+b") as file:
+        file.seek(size)
+        file.write(frames(60, [b"half a batch"])[0])
+    for place, cut_bytes in ((killed, 0), (torn, len(frames(60, [b"half a batch"])[0]))):
+        async with opened(place) as engine:
+            assert engine.recovery.cut_bytes == cut_bytes
+            assert await everything(engine.log("t", 0)) == bodies
+            await store(engine.log("t", 0), b"after")
+        assert verify(place / "data").findings == []
+
+
+async def test_a_segment_gives_back_its_room_before_the_next_one_begins(tmp_path: Path) -> None:
+    async with opened(tmp_path, segment_bytes=40_000) as engine:
+        for number in range(100):
+            await store(engine.log("t", 0), b"%04d" % number * 200)
+        killed = copy(tmp_path, "killed")
+    assert len(logs(tmp_path)) > 1
+    for closed, left in list(zip(logs(tmp_path), logs(killed), strict=True))[:-1]:
+        assert closed.read_bytes() == left.read_bytes()
+    async with opened(killed, segment_bytes=40_000) as engine:
+        assert engine.log("t", 0).end_offset == 100
+        assert engine.log("t", 0).state().status == "ok"
 
 
 async def test_a_flip_before_the_last_batch_is_damage_and_one_in_it_costs_at_most_that_batch(tmp_path: Path) -> None:

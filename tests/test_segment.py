@@ -28,15 +28,21 @@ def files() -> OpenFiles:
 
 
 def fill(
-    files: OpenFiles, directory: Path, batches: list[list[bytes]], base: int = 100, times: list[int] | None = None
+    files: OpenFiles,
+    directory: Path,
+    batches: list[list[bytes]],
+    base: int = 100,
+    times: list[int] | None = None,
+    sync: bool = False,
+    segment: Segment | None = None,
 ) -> Segment:
     """A segment with these batches, one a second unless their times are given."""
-    segment = Segment.create(files, directory, base, NOON, ())
+    segment = segment or Segment.create(files, directory, base, NOON, ())
     for number, bodies in enumerate(batches):
         run = make_run(segment.next_offset, bodies)
         now = times[number] if times else NOON + 1000 * number
         batch, ranges = assemble([run], now)
-        commit = Commit("t/0", files, segment, segment.size, batch, ranges, Row(), sync=False, remembered=None)
+        commit = Commit("t/0", files, segment, segment.size, batch, ranges, Row(), sync=sync, remembered=None)
         assert isinstance(commit.carry_out(), Committed)
         segment.index.append(encode(batch.positions, now, commit.position))
         segment.extend(commit.end, batch.next_offset, now)
@@ -180,6 +186,30 @@ def test_entries_that_the_disk_does_not_take_are_kept_and_written_later(
     index.append(encode([3], NOON))
     index.write()
     assert path.read_bytes() == encode([1, 2, 3], NOON)
+
+
+def test_short_batches_have_room_ready_behind_the_log_which_is_given_back(files: OpenFiles, tmp_path: Path) -> None:
+    segment = fill(files, tmp_path, [[b"x" * 20_000]], sync=True)
+    log = Path(segment.log_path)
+    assert log.stat().st_size == segment.size, "a log begins small"
+    grown = fill(files, tmp_path, [[b"y"]] * 5, sync=True, segment=segment)
+    assert log.stat().st_size > grown.size
+    assert not log.read_bytes()[grown.size :].strip(b"\0")
+    assert len(frames(grown.read(100, 10**6, grown.size))) == 6
+    grown.trim(grown.size)
+    assert log.stat().st_size == grown.size
+    fill(files, tmp_path, [[b"z"]], sync=True, segment=segment)
+    assert log.stat().st_size > segment.size
+    segment.cut(segment.size)
+    assert log.stat().st_size == segment.size
+
+
+def test_long_batches_and_unsynced_ones_have_no_room_ready(files: OpenFiles, tmp_path: Path) -> None:
+    long = fill(files, tmp_path, [[b"x" * 100_000]] * 3, sync=True)
+    assert Path(long.log_path).stat().st_size == long.size
+    (tmp_path / "unsynced").mkdir()
+    unsynced = fill(files, tmp_path / "unsynced", [[b"x" * 10_000]] * 5)
+    assert Path(unsynced.log_path).stat().st_size == unsynced.size
 
 
 def test_entries_gather_in_memory_and_are_written_in_bulk(files: OpenFiles, tmp_path: Path) -> None:
