@@ -62,17 +62,17 @@ class Form:
 
 
 @lru_cache(maxsize=1024, typed=True)
-def _plain_form(topic: str, partition: int | None, key: str | None) -> Form:
-    return Form(topic, partition, key)
+def _plain_form(topic: str, partition: int | None) -> Form:
+    return Form(topic, partition)
 
 
 def form_of(
     topic: str, partition: int | None, key: str | None, properties: Mapping[str, str], timestamp_ms: int
 ) -> Form:
     """Return the form of one publish: if it has nothing of its own, the one of the last like it. Raises as Form()."""
-    if not properties and type(timestamp_ms) is int and timestamp_ms == 0:
+    if key is None and not properties and type(timestamp_ms) is int and timestamp_ms == 0:
         try:
-            return _plain_form(topic, partition, key)
+            return _plain_form(topic, partition)
         except TypeError:
             pass  # not of a type that can be looked up: Form() says what is wrong with it
     return Form(topic, partition, key, properties, timestamp_ms)

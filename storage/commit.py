@@ -76,7 +76,11 @@ class Commit(NamedTuple):
         """Write and sync the batch, unless one before it in its row has failed. Blocks; never raises OSError."""
         if self.row.failure:
             return self.row.failure
-        result = self._write_to(self.segment, self.position) if self.remembered is None else self._write_to_new()
+        try:
+            result = self._write_to(self.segment, self.position) if self.remembered is None else self._write_to_new()
+        except BaseException as error:
+            self.row.failure = fault(self.name, error)
+            raise
         if isinstance(result, Failed):
             self.row.failure = result
         return result
@@ -131,6 +135,11 @@ class Commit(NamedTuple):
             return Failed(LogPoisoned(text), poisoned=True)
         kind = DiskFull if failure.errno in NO_ROOM else LogPoisoned
         return Failed(kind(f"{self.name} could not store the message: {failure.strerror}"), poisoned=False)
+
+
+def fault(name: str, error: BaseException) -> Failed:
+    """Return what becomes of a log by a fault of ours: nobody knows what is on the disk, so nothing more is written."""
+    return Failed(LogPoisoned(f"{name} failed: {error!r}"), poisoned=True)
 
 
 def assemble(runs: Sequence[Run], append_ms: int) -> tuple[Stored, Sequence[Range]]:

@@ -37,12 +37,16 @@ class SyncFailed(OSError):
 def datasync(fd: int) -> None:
     """Block until the file's bytes are on stable storage. Raises SyncFailed."""
     try:
-        if hasattr(os, "fdatasync"):
-            os.fdatasync(fd)
-        else:
-            os.fsync(fd)
+        _datasync(fd)
     except OSError as error:
         raise SyncFailed(error.errno, error.strerror) from error
+
+
+def _datasync(fd: int) -> None:
+    if hasattr(os, "fdatasync"):
+        os.fdatasync(fd)
+    else:
+        os.fsync(fd)
 
 
 def sync_directory(directory: Path) -> None:
@@ -78,17 +82,24 @@ def write_durably(fd: int, parts: Sequence[bytes | bytearray], position: int) ->
     OSError if there is no room, and else SyncFailed; some of it may have been written then.
     """
     try:
-        written = os.pwritev(fd, parts, position, RWF_DSYNC) if RWF_DSYNC else 0
-        if written == sum(map(len, parts)):
-            return
+        written = _write_and_sync(fd, parts, position)
+        if written < sum(map(len, parts)):
+            write_all(fd, memoryview(b"".join(parts))[written:], position + written)
+            _datasync(fd)
     except OSError as error:
         if error.errno in NO_ROOM:
             raise
+        raise SyncFailed(error.errno, error.strerror) from error
+
+
+def _write_and_sync(fd: int, parts: Sequence[bytes | bytearray], position: int) -> int:
+    """Return how many bytes were written and synced in one call, 0 where there is no such call. Raises OSError."""
+    try:
+        return os.pwritev(fd, parts, position, RWF_DSYNC) if RWF_DSYNC else 0
+    except OSError as error:
         if error.errno != errno.EOPNOTSUPP:
-            raise SyncFailed(error.errno, error.strerror) from error
-        written = 0
-    write_all(fd, memoryview(b"".join(parts))[written:], position + written)
-    datasync(fd)
+            raise
+        return 0
 
 
 def reserve(fd: int, position: int, size: int) -> None:

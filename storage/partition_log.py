@@ -16,7 +16,7 @@ import errno
 import logging
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -26,7 +26,7 @@ import trio
 from core.errors import BrokerError, Internal, LogDamaged, LogPoisoned, OffsetOutOfRange, UnknownTopic
 from core.signals import Signal
 from storage.batches import BadBatch
-from storage.commit import Commit, Committed, Failed, Row, assemble
+from storage.commit import Commit, Committed, Failed, Row, assemble, fault
 from storage.engine import Chunk, Done, LogState, Range, Run
 from storage.gathering import Gathering, Waiting, tell
 from storage.index import encode
@@ -187,14 +187,18 @@ class LocalLog:
             return False
         self._last_ms = now
         waiting = self._gathering.take_some(COMMIT_BYTES)
-        batch, ranges = assemble([each.run for each in waiting], now)
+        try:
+            batch, ranges = assemble([each.run for each in waiting], now)
+        except Exception as error:
+            self._fail(error, waiting)
+            return False
         row = before.commit.row if before else Row()
         remembered = list(self._remembered) if is_full else None
         sync = shared.settings.fsync_on_write
         commit = Commit(self._name, shared.files, segment, position, batch, ranges, row, sync, remembered)
         flight = Flight(waiting, commit)
         self._writing.append(flight)
-        if alone and commit.is_short and shared.pace.is_quick:
+        if alone and not before and commit.is_short and shared.pace.is_quick:
             self._landed(flight, result_of(commit.carry_out))
             return True
         desk = before.desk if before else None
@@ -202,7 +206,10 @@ class LocalLog:
         return False
 
     def _may_follow(self, before: Flight) -> bool:
-        return len(self._writing) == 1 and before.desk is not None and self._gathering.size >= COMMIT_BYTES
+        """May a batch be put behind this one? Not behind one that begins a segment: nobody knows yet where it ends."""
+        if len(self._writing) > 1 or before.desk is None or before.commit.remembered is not None:
+            return False
+        return self._gathering.size >= COMMIT_BYTES and not self._shared.writers.are_wanted
 
     def _is_full(self, segment: Segment, size: int, now: int) -> bool:
         settings = self._shared.settings
@@ -227,16 +234,21 @@ class LocalLog:
             if not self._held:
                 self.tell_watchers()
         else:
-            error = self._take_back(result)
-            tell(self._take_all(), error, 0)
+            self._fail(result)
         if not self._writing:
             self._idle.set()
 
-    def _take_all(self) -> list[Waiting]:
-        """Return all that waits, being written or not, and wait for it no more."""
-        waiting = [each for flight in self._writing for each in flight.waiting] + self._gathering.take()
-        self._writing = []
-        return waiting
+    def _fail(self, failure: Failed | BaseException, waiting: Sequence[Waiting] = ()) -> None:
+        """Refuse these, and all else that waits, being written or not."""
+        error = self._take_back(failure)
+        tell([*self._stop_flights(error), *waiting, *self._gathering.take()], error, 0)
+
+    def _stop_flights(self, error: BrokerError) -> list[Waiting]:
+        """Wait no more for what is being written, and let nothing begin that is not; returns who waits for it."""
+        flights, self._writing = self._writing, []
+        for flight in flights:
+            flight.commit.row.failure = flight.commit.row.failure or Failed(error, poisoned=True)
+        return [each for flight in flights for each in flight.waiting]
 
     def _count(self, answered: list[Waiting], committed: Committed) -> None:
         batch, measures = committed.batch, self._shared.measures
@@ -287,7 +299,7 @@ class LocalLog:
         self._next_offset = self._durable_offset
         if not isinstance(failure, Failed):
             logger.error("a commit failed by a fault of ours", exc_info=failure)
-            failure = Failed(LogPoisoned(f"{self.topic}/{self.partition} failed: {failure!r}"), poisoned=True)
+            failure = fault(self._name, failure)
         if failure.segment:
             self._segments.append(failure.segment)
         if failure.poisoned:
@@ -308,14 +320,15 @@ class LocalLog:
         """Answer also for the run that is being written: nobody will wait for it any more."""
         self.refuse(error)
         self._is_stuck = bool(self._writing)
-        tell(self._take_all(), error, 0)
+        tell(self._stop_flights(error), error, 0)
         self._idle.set()
 
     def tidy(self) -> None:
         """Leave files that the next start finds whole, unless the disk is stuck. Blocks."""
         if self._segments and not self.is_deleted:
             segment = self._segments[-1]
-            segment.index.write()
+            if not self._indexing:
+                segment.index.write()
             if not self._is_stuck:
                 with suppress(OSError):
                     segment.trim(segment.size)

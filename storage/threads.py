@@ -73,6 +73,11 @@ class Workers:
             desk.put((work, finished))
         return desk
 
+    @property
+    def are_wanted(self) -> bool:
+        """Does anybody wait for a desk? Then nobody should keep one."""
+        return bool(self._waiting)
+
     def start(self) -> None:
         """Start the threads."""
         for number, desk in enumerate(self._desks):

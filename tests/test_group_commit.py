@@ -16,6 +16,7 @@ from disk import patch_sync, patch_write
 from stores import everything, give, logs, make_run, open_engine, opened, running, store
 
 from core.errors import BrokerError, DiskFull, LogPoisoned, ShuttingDown, UnknownTopic
+from storage import partition_log, segment
 from storage.engine import Range, Run, Topic
 from storage.local import LocalEngine
 
@@ -596,6 +597,134 @@ async def test_entries_of_the_index_are_written_by_a_thread_while_publishing_goe
         assert index.stat().st_size >= 1200 * 16
         assert await everything(log) == [b"x"] * 1500
     assert index.stat().st_size == 1500 * 16
+
+
+async def test_a_short_batch_is_not_written_beside_the_one_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as engine:
+        log = engine.log("t", 0)
+        for _ in range(100):
+            await publish_alone(engine, b"x")  # the disk is trusted now
+        gate = Gate(monkeypatch)
+        first = give(log, [b"first"])
+        await reached(gate.reached)
+        with engine.together(idle=True):
+            small = give(log, [b"small"])
+        with engine.together(idle=True):
+            big = give(log, [b"big" * FULL])  # more than fits beside the small one
+        assert (small.calls, gate.calls) == ([], 1)
+        gate.open.set()
+        for receipt in (first, small, big):
+            await receipt.wait()
+        await store(log, b"last")
+        bodies = [b"x"] * 100 + [b"first", b"small", b"big" * FULL, b"last"]
+        assert await everything(log, 10 * FULL) == bodies
+    async with opened(tmp_path) as engine:
+        assert await everything(engine.log("t", 0), 10 * FULL) == bodies
+
+
+async def test_logs_that_are_never_idle_leave_a_writer_to_those_that_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    reach, go = threading.Semaphore(0), threading.Event()
+    real = os.fdatasync
+
+    def sync(fd: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{fd}")).parent.parent.name)
+        reach.release()
+        assert go.wait(30)
+        real(fd)
+
+    async with opened(tmp_path) as engine:
+        for number in range(5):
+            await engine.create_topic(Topic(topic=f"t{number}"))
+        *busy, cold = [engine.log(f"t{number}", 0) for number in range(5)]
+        patch_sync(monkeypatch, sync)
+        receipts = [give(log, [b"first"]) for log in busy]
+        for _ in busy:
+            assert await trio.to_thread.run_sync(reach.acquire, True, 10)
+        receipts.append(give(cold, [b"one alone"]))
+        receipts += [give(log, [bytes(FULL)]) for log in busy for _ in range(4)]
+        go.set()
+        for receipt in receipts:
+            await receipt.wait()
+        assert "t4" in synced[4:8], "before any of the others has its third turn"
+
+
+async def test_a_fault_in_a_batch_keeps_the_one_behind_it_from_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, go, writes = threading.Event(), threading.Event(), 0
+
+    def failing(fd: int, parts: Sequence[bytes], position: int) -> None:
+        nonlocal writes
+        writes += 1
+        waits.set()
+        assert go.wait(30)
+        raise MemoryError
+
+    async with opened(tmp_path) as engine:
+        log = engine.log("t", 0)
+        await store(log, b"kept")
+        with monkeypatch.context() as patch:
+            patch.setattr(segment, "write_durably", failing)
+            receipts = [give(log, [b"first"])]
+            await reached(waits)
+            receipts += [give(log, [bytes(FULL)]) for _ in range(3)]
+            go.set()
+            for receipt in receipts:
+                with pytest.raises(LogPoisoned):
+                    await receipt.wait()
+        assert writes == 1
+    async with opened(tmp_path) as engine:
+        assert await everything(engine.log("t", 0)) == [b"kept"]
+
+
+async def test_a_batch_that_cannot_be_put_together_is_refused_and_nothing_comes_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> None:
+        raise MemoryError
+
+    async with opened(tmp_path) as engine:
+        log, gate = engine.log("t", 0), Gate(monkeypatch)
+        first = give(log, [b"first"])
+        await reached(gate.reached)
+        second = give(log, [b"second"])
+        monkeypatch.setattr(partition_log, "assemble", failing)
+        gate.open.set()
+        await first.wait()
+        with pytest.raises(LogPoisoned):
+            await second.wait()
+        with pytest.raises(LogPoisoned):
+            give(log, [b"third"])
+    async with opened(tmp_path) as engine:
+        assert await everything(engine.log("t", 0)) == [b"first"]
+
+
+@pytest.mark.parametrize(("code", "kind"), [(errno.ENOSPC, DiskFull), (errno.EIO, LogPoisoned)])
+async def test_where_a_write_cannot_sync_its_failures_mean_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[BrokerError]
+) -> None:
+    def unsupported(*_: object) -> int:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    def failing(fd: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    async with opened(tmp_path) as engine:
+        log = engine.log("t", 0)
+        monkeypatch.setattr(os, "pwritev", unsupported)
+        await store(log, b"kept")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", failing)
+            with pytest.raises(kind):
+                await store(log, b"lost")
+        assert log.state().status == ("ok" if kind is DiskFull else "poisoned")
+    async with opened(tmp_path) as engine:
+        assert await everything(engine.log("t", 0)) == [b"kept"]
 
 
 async def test_runs_larger_than_a_batch_are_stored_one_by_one(tmp_path: Path) -> None:
