@@ -131,22 +131,21 @@ class ServerConnection:
 
         Raises PeerMisbehaved, and then stays closed.
         """
-        if self._closed or len(self._unread) - self._at < LENGTH.size:
+        unread = len(self._unread) - self._at
+        if self._closed or unread < LENGTH.size:
             return None
         try:
-            return self._next_event()
+            (total,) = LENGTH.unpack_from(self._unread, self._at)
+            if not OVERHEAD <= total <= self._max_frame:
+                raise PeerMisbehaved(f"total_length {total} is not between {OVERHEAD} and {self._max_frame}")
+            return self._event() if unread >= total else None
         except PeerMisbehaved:
             self._closed = True
             raise
 
-    def _next_event(self) -> Event | None:
-        unread = len(self._unread) - self._at
-        (total,) = LENGTH.unpack_from(self._unread, self._at)
-        if not OVERHEAD <= total <= self._max_frame:
-            raise PeerMisbehaved(f"total_length {total} is not between {OVERHEAD} and {self._max_frame}")
-        if unread < total:
-            return None
-        _, kind, number, _, properties_length = HEAD.unpack_from(self._unread, self._at)
+    def _event(self) -> Event:
+        """Return what the whole frame at the front is."""
+        total, kind, number, _, properties_length = HEAD.unpack_from(self._unread, self._at)
         body_length = total - OVERHEAD - properties_length
         if kind == STAGE and properties_length <= MAX_PROPERTIES:
             return self._stage_frame(total, number, properties_length, body_length)  # its messages have the limit

@@ -157,7 +157,7 @@ class Peers:
         """Probe silent peers and drop dead ones, for ever: one timer for all."""
         interval = self._broker.settings.server.heartbeat_interval
         while True:
-            await trio.sleep(interval / 4)
+            await trio.sleep(interval / 8)
             for session in list(self._sessions):
                 session.check_life(interval)
 

@@ -69,7 +69,15 @@ class Publishing:
             limit = 1  # the next message is the next partition's turn
         producer_id = self._producer.producer_id if self._producer else 0
         offset = where.next_offset
-        self._append(where, self._connection.take_run(route, offset, now_ms(), scattered, limit, producer_id))
+        run = self._connection.take_run(route, offset, now_ms(), scattered, limit, producer_id)
+        if self._producer is not None:
+            self._producer.remember(_numbers(run, where))
+        done = self._dones.get(where) or self._make_done(where)
+        self._unsettled += 1
+        try:
+            where.append(run, done)
+        except BrokerError as error:
+            done((run,), error, 0)
         return None if where.has_room else where.wait_for_room
 
     async def _make_topic(self, event: Publishes) -> None:
@@ -93,17 +101,7 @@ class Publishing:
         producer.check_owner(self)
         return producer.judge(number)
 
-    # New publishes
-
-    def _append(self, where: PartitionLog, run: Run) -> None:
-        done = self._dones.get(where) or self._make_done(where)
-        if self._producer is not None:
-            self._producer.remember(_numbers(run, where))
-        self._unsettled += 1
-        try:
-            where.append(run, done)
-        except BrokerError as error:
-            done((run,), error, 0)
+    # What the logs tell
 
     def _make_done(self, where: PartitionLog) -> Done:
         """Return what answers for runs in a log: always the same, so that the log tells of many of them at once."""
@@ -156,15 +154,11 @@ class Publishing:
 
     def _confirm(self, numbers: Stored, append_ms: int, *, duplicate: bool = False) -> None:
         first, count, log, offset = numbers
-        about = log.topic, log.partition
-        durability = self._broker.engine.durability
+        about = log.topic, log.partition, self._broker.engine.durability, append_ms, duplicate
         if self.acks_in_runs or count == 1:
-            self._send(stored(first, count, *about, offset, durability, append_ms, duplicate=duplicate))
-            return
-        each = [
-            stored(first + i, 1, *about, offset + i, durability, append_ms, duplicate=duplicate) for i in range(count)
-        ]
-        self._send(b"".join(each))
+            self._send(stored(first, count, offset, *about))
+        else:
+            self._send(b"".join([stored(first + i, 1, offset + i, *about) for i in range(count)]))
 
     def _refuse(self, first: int, count: int, error: BrokerError) -> None:
         if self.acks_in_runs:

@@ -50,15 +50,7 @@ def staged(number: int, messages: int) -> bytes:
 
 
 def stored(
-    number: int,
-    count: int,
-    topic: str,
-    partition: int,
-    offset: int,
-    durability: str,
-    append_ms: int,
-    *,
-    duplicate: bool,
+    number: int, count: int, offset: int, topic: str, partition: int, durability: str, append_ms: int, duplicate: bool
 ) -> bytes:
     """Return the answer to `count` publishes from `number` on that are stored from `offset` on."""
     before, between = _around_the_offset(topic, partition, durability)

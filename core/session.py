@@ -73,6 +73,7 @@ class Session:
         self._scope = trio.CancelScope()
         self.name = name
         self._listening_since: float | None = None
+        self._heard = False  # since the last look at whether it lives
 
     # Life
 
@@ -118,7 +119,7 @@ class Session:
 
     def _take(self, data: memoryview) -> bool:
         """Handle what has come; False if something must be waited for."""
-        self._listening_since = trio.current_time()
+        self._heard = True
         self._connection.receive(data)
         self._wait = self._handle_events()
         return self._wait is None
@@ -147,6 +148,9 @@ class Session:
     def check_life(self, interval: float) -> None:
         """Called now and then: probe a silent peer, drop one that stays silent or does not read."""
         now = trio.current_time()
+        if self._heard and self._listening_since is not None:
+            self._listening_since = now  # late by the time between two calls at most, and no publish asks for the time
+        self._heard = False
         silent = now - self._listening_since if self._listening_since is not None else 0.0
         if silent > 2 * interval:
             self.drop(f"silent for {2 * interval:g} s")

@@ -100,7 +100,7 @@ def settled(event: Settled) -> list[object]:
 
 @given(st.integers(0, 12), st.integers(0, 12), st.integers(0, 2**64), st.booleans(), st.data())
 def test_an_answer_that_something_is_stored_is_read_the_same_in_one_go(number, count, offset, duplicate, data):
-    answer = bytearray(replies.stored(number, count, "t-1", 3, offset, "fsynced", 99, duplicate=duplicate))
+    answer = bytearray(replies.stored(number, count, offset, "t-1", 3, "fsynced", 99, duplicate))
     if data.draw(st.booleans()):
         answer[data.draw(st.integers(0, len(answer) - 1))] ^= data.draw(st.integers(1, 255))
     sent = bytes(answer) + stored(11, offset=4)
