@@ -153,7 +153,8 @@ class BrokerClient(Subscriptions, Pulling, Transactions):
 
         Raises PublishUncertain if the answer is lost for good.
         """
-        form, body = form_of(topic, partition, key, properties, timestamp_ms), as_bytes(data)
+        form = form_of(topic, partition, key, properties, timestamp_ms)
+        body = data if type(data) is bytes else as_bytes(data)
         check_size(body, self._conversation.max_message_size)
         deadline = monotonic() + self._request_timeout
         answered = threading.Lock()

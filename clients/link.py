@@ -123,7 +123,7 @@ class Link:
         bodies: Sequence[bytes],
         waiter: Any,
         deadline: float,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[], None] | None = None,
     ) -> Batch:
         """Send the bodies; `waiter.release()` is called when all are answered. Waits for connection and room.
 
@@ -131,7 +131,8 @@ class Link:
         """
 
         def compose() -> tuple[Batch, Frames]:
-            check()
+            if check is not None:
+                check()
             batch = self._conversation.publish(form, bodies, waiter)
             return batch, batch.data
 

@@ -48,6 +48,9 @@ class Form:
         """Return one frame for each body, numbered from `first_number` on."""
         pack, type, overhead, timestamp = self._pack, int(type), self.overhead, self._timestamp_ms
         properties, length = self._properties, len(self._properties)
+        if len(bodies) == 1:
+            size = len(bodies[0])
+            return pack(overhead + size, type, first_number, timestamp, length, properties, size) + bodies[0]
         if LEAST <= len(bodies) <= numbers_left(first_number):
             size = len(bodies[0])
             if list(map(len, bodies)).count(size) == len(bodies):

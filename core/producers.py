@@ -39,10 +39,11 @@ class Stored(NamedTuple):
 
     def continues(self, other: Stored) -> bool:
         """Does this begin, in numbers and in offsets, where `other` ends?"""
+        size = other.size
         return (
             self.log is other.log
-            and self.first_number == other.end
-            and self.first_offset == other.first_offset + other.size
+            and self.first_number == other.first_number + size
+            and self.first_offset == other.first_offset + size
         )
 
     def joined(self, following: Stored) -> Stored:
@@ -62,7 +63,7 @@ class Verdict(NamedTuple):
     limit: int | None  # None: for all that follow
 
 
-_ALL_NEW = Verdict(None, None)
+NEW = Verdict(None, None)
 
 
 class Producer:
@@ -77,15 +78,15 @@ class Producer:
         self._stored: list[Stored] = []  # sorted by number, never overlapping
         self._waiting: list[tuple[Stored, Callable[[BrokerError | None], None]]] = []
 
-    def check_owner(self, session: object) -> None:
-        """Raises ProducerFenced if a newer connection speaks for this producer."""
-        if self.owner is not session:
-            raise ProducerFenced(f"a newer connection publishes as producer {self.producer_id}")
+    def judge(self, number: int, owner: object = None) -> Verdict:
+        """Say what the publish with this number, and those right after it, are.
 
-    def judge(self, number: int) -> Verdict:
-        """Say what the publish with this number, and those right after it, are. Raises OutOfSequence."""
+        Raises OutOfSequence, or ProducerFenced if a newer connection speaks for this producer.
+        """
+        if self.owner is not owner:
+            raise ProducerFenced(f"a newer connection publishes as producer {self.producer_id}")
         if number > self._highest:
-            return _ALL_NEW
+            return NEW
         if number <= max(self._highest - WINDOW, self._forgotten):
             raise OutOfSequence(f"publish number {number} is too old to tell; the newest is {self._highest}")
         place = bisect_right(self._stored, number, key=lambda stored: stored.first_number)
@@ -96,13 +97,18 @@ class Producer:
 
     def remember(self, stored: Stored) -> None:
         """Take note of numbers that were just given to a log."""
+        end = stored.end
         if stored.first_number > self._highest and self._stored and stored.continues(self._stored[-1]):
             self._stored[-1] = self._stored[-1].joined(stored)
         else:
             place = bisect_right(self._stored, stored.first_number, key=lambda other: other.first_number)
             self._stored.insert(place, stored)
             self._grown()
-        self._highest = max(self._highest, stored.end - 1)
+        self._highest = max(self._highest, end - 1)
+        if len(self._stored) > 1:
+            self._forget_old()
+
+    def _forget_old(self) -> None:
         while self._stored[0].end <= self._highest - WINDOW:
             del self._stored[0]
 

@@ -13,7 +13,7 @@ from functools import partial
 from core.broker import MessageBroker
 from core.connection import Publishes, ServerConnection
 from core.errors import REPLIES, BadRequest, BrokerError, UnknownTopic
-from core.producers import Producer, Stored
+from core.producers import NEW, Producer, Stored
 from core.replies import now_ms, refusal, stored
 from core.signals import Signal, Wait
 from storage.engine import Done, PartitionLog, Run
@@ -54,7 +54,7 @@ class Publishing:
         try:
             topic = self._broker.topic(route.topic)
             where = self._broker.route(topic, route.partition, route.key)
-            again, limit = (None, None) if self._producer is None else self._judge(self._producer, first_number)
+            again, limit = NEW if self._producer is None else self._producer.judge(first_number, self)
         except BrokerError as error:
             if isinstance(error, UnknownTopic) and self._broker.may_make(route.topic):
                 return partial(self._make_topic, event)
@@ -96,10 +96,6 @@ class Publishing:
         """Return when every run given to a log has been answered."""
         while self._unsettled:
             await self._all_settled.wait()
-
-    def _judge(self, producer: Producer, number: int) -> tuple[Stored | None, int | None]:
-        producer.check_owner(self)
-        return producer.judge(number)
 
     # What the logs tell
 

@@ -101,9 +101,9 @@ def test_a_newer_connection_fences_the_older_one_off():
     producers, old, new = Producers(), object(), object()
     producer = producers.open("new", old)
     assert producers.open(str(producer.producer_id), new) is producer
-    producer.check_owner(new)
+    producer.judge(1, new)
     with pytest.raises(ProducerFenced):
-        producer.check_owner(old)
+        producer.judge(1, old)
 
 
 def test_a_restart_knows_what_the_logs_remember():
