@@ -71,6 +71,27 @@ def test_later_messages_of_a_failed_one_are_taken_back_and_come_again_behind_it(
     assert bench.wait(1) == {"x": [1, 2]}
 
 
+def test_a_deadline_that_passes_is_held_against_the_first_of_its_key_only() -> None:
+    bench = keyed("aabb", "x", max_deliveries=2)
+    assert bench.deliver() == {"x": [0, 1, 2, 3]}
+    bench.wait(600)  # the deadline and a backoff
+    bench.wait(10)
+    bench.ack("x", 0, 2)
+    for offset in (1, 3):
+        assert bench.nack("x", offset), "it is there, and not dead after one deadline and"
+        assert "backoff" in bench.explain(offset), "one failure of its own"
+
+
+def test_a_key_that_is_held_back_takes_no_room_from_another() -> None:
+    bench = keyed("abab", "x", max_in_flight=2)
+    assert bench.deliver() == {"x": [0, 1]}
+    bench.subscription.join("y")
+    assert bench.deliver() == {}, "both keys belong to x, which has no room"
+    bench.nack("x", 0, delay=100)
+    assert bench.deliver() == {"x": [3]}
+    assert "behind offset 0" in bench.explain(2)
+
+
 def test_a_dead_letter_frees_its_key_when_it_is_durable() -> None:
     bench = keyed("aa", "x", max_deliveries=1)
     bench.deliver()

@@ -29,11 +29,14 @@ def fail(
 
 
 def expire(state: State, lease: Lease, now: float) -> None:
-    """End a lease whose deadline has passed."""
+    """End a lease whose deadline has passed; later messages of a key that has failed in it are not to blame."""
     reason = f"not acked within {state.options.ack_deadline:g} s by {lease.subscriber.name}"
-    for record in state.take_back(lease, lease.offsets):
-        take_back_followers(state, record)
-        fail(state, record, reason, now, charged=not state.breaker.open)
+    parts = [lease.offsets] if state.keyed is None else [range(offset, offset + 1) for offset in lease.offsets]
+    for part in parts:
+        for held, still_held in lease.subscriber.find(lease.partition, part):
+            for record in state.take_back(held, still_held):
+                take_back_followers(state, record)
+                fail(state, record, reason, now, charged=not state.breaker.open)
 
 
 def take_back_followers(state: State, record: Record) -> None:

@@ -154,10 +154,16 @@ class KeyedQueue:
         return head
 
     def _bring_back(self, subscriber: Subscriber) -> None:
-        """Let as many lanes move again as the subscriber has room for."""
-        aside = self._aside.get(subscriber, [])
-        for _ in range(min(len(aside), subscriber.room)):
-            heappush(self._agenda, heappop(aside))
+        """Let as many lanes move again as the subscriber has room for; those that cannot move any more take no room."""
+        aside, room = self._aside.get(subscriber, []), subscriber.room
+        while aside and room > 0:
+            entry = heappop(aside)
+            lane = entry[2]
+            if lane.head():
+                heappush(self._agenda, entry)
+                room -= 1
+            else:
+                lane.scheduled = False
 
     def _next_lane(self) -> Lane | None:
         """Take the first lane that can move out of the agenda."""
