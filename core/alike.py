@@ -10,7 +10,6 @@ column, numbers apart, and a column is a slice with a step: what a loop does fra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 from core.frames import frame_length
 
@@ -30,18 +29,20 @@ def count_alike(buffer: bytearray, start: int, end: int, head_size: int, then: i
     length = frame_length(buffer, start)
     count = (end - start) // length
     count = count if most is None else min(count, most)
-    if count < LEAST or frame_length(buffer, start + (count - 1) * length) != length:
+    if count < LEAST:
         return 0
     head = bytes(buffer[start : start + head_size])
     number = int.from_bytes(head[_NUMBER])
     count = min(count, numbers_left(number), numbers_left(then))
-    stop = start + count * length
-    for at in chain(range(_HIGH), range(_LOW + 1, head_size)):
-        if buffer[start + at : stop : length] != head[at : at + 1] * count:
-            return 0
-    high, low = _last_bytes(number, count)
-    follow = buffer[start + _HIGH : stop : length] == high and buffer[start + _LOW : stop : length] == low
-    return count if follow and count >= LEAST else 0
+    columns = dict(zip((_HIGH, _LOW), _last_bytes(number, count), strict=True))
+    for at in range(head_size):
+        found = buffer[start + at : start + count * length : length]
+        expected = columns[at][:count] if at in columns else head[at : at + 1] * count
+        if found != expected:
+            count = _equal(found, expected)
+            if count < LEAST:
+                return 0
+    return count if count >= LEAST else 0
 
 
 def give_head(buffer: bytearray, start: int, count: int, head: bytes) -> None:
@@ -64,6 +65,18 @@ def table(head: bytes, bodies: Sequence[bytes]) -> bytearray:
     frames = bytearray(head).join([b"", *bodies])
     give_head(frames, 0, len(bodies), head)
     return frames
+
+
+def _equal(one: bytearray, two: bytes) -> int:
+    """Return how many bytes at the front are the same."""
+    low, high = 0, len(two)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[:middle] == two[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def numbers_left(number: int) -> int:

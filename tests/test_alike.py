@@ -113,3 +113,14 @@ def test_tables_of_last_bytes_are_those_of_the_numbers():
         high, low = alike._last_bytes(5 * PERIOD + number, 3)
         expected = [(number + each).to_bytes(2) for each in range(3)]
         assert [bytes(pair) for pair in zip(high, low, strict=True)] == expected
+
+
+def test_a_row_ends_where_the_next_partition_begins():
+    peer, forms = ServerConnection(LIMIT), [Form("t", partition) for partition in (9, 10, 11)]
+    frames = [form.frames(1 + 200 * number, [b"x" * 50] * 200) for number, form in enumerate(forms)]
+    peer.receive(b"".join(frames))
+    for frame in frames:
+        event = peer.next_event()
+        assert isinstance(event, Publishes)
+        run = peer.take_run(event.route, 7, 99)
+        assert run.positions == range(0, len(frame), len(frame) // 200)
