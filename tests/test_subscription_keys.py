@@ -82,6 +82,16 @@ def test_a_deadline_that_passes_is_held_against_the_first_of_its_key_only() -> N
         assert "backoff" in bench.explain(offset), "one failure of its own"
 
 
+def test_of_several_leases_that_end_together_the_first_message_of_a_key_is_to_blame_whichever_was_due_first() -> None:
+    bench = keyed("aa", "x", max_deliveries=1)
+    assert bench.deliver(at_most=1) == {"x": [0]}
+    assert bench.wait(1) == {"x": [1]}
+    bench.subscription.extend("x", 0, [range(0, 1)], 100, bench.now)
+    bench.wait(600)
+    bench.store_dead_letters()
+    assert bench.deliver() == {"x": [1]}, "not dead, and behind nobody any more"
+
+
 def test_a_key_that_is_held_back_takes_no_room_from_another() -> None:
     bench = keyed("abab", "x", max_in_flight=2)
     assert bench.deliver() == {"x": [0, 1]}

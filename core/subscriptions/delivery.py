@@ -21,8 +21,7 @@ from core.subscriptions.state import MAX_WAITING, State
 
 def decide(state: State, now: float) -> list[Decision]:
     """Carry out what is due, and return everything that should be done now."""
-    for lease in state.deadlines.pop_due(now):
-        expire(state, lease, now)
+    expire(state, list(state.deadlines.pop_due(now)), now)
     for record in state.resting.pop_due(now):
         if record.place is Place.DYING:
             state.make_die(record)

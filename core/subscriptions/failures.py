@@ -28,12 +28,15 @@ def fail(
     state.make_rest(record, now + delay)
 
 
-def expire(state: State, lease: Lease, now: float) -> None:
-    """End a lease whose deadline has passed; later messages of a key that has failed in it are not to blame."""
-    reason = f"not acked within {state.options.ack_deadline:g} s by {lease.subscriber.name}"
-    parts = [lease.offsets] if state.keyed is None else [range(offset, offset + 1) for offset in lease.offsets]
-    for part in parts:
-        for held, still_held in lease.subscriber.find(lease.partition, part):
+def expire(state: State, leases: list[Lease], now: float) -> None:
+    """End leases whose deadlines have passed; later messages of a key that has failed in them are not to blame."""
+    parts = [(lease.partition, lease.offsets, lease.subscriber) for lease in leases]
+    if state.keyed is not None:  # one by one in their order, whichever lease they are in
+        parts = [(partition, range(at, at + 1), holder) for partition, offsets, holder in parts for at in offsets]
+        parts.sort(key=lambda part: (part[0], part[1].start))
+    for partition, offsets, holder in parts:
+        reason = f"not acked within {state.options.ack_deadline:g} s by {holder.name}"
+        for held, still_held in holder.find(partition, offsets):
             for record in state.take_back(held, still_held):
                 take_back_followers(state, record)
                 fail(state, record, reason, now, charged=not state.breaker.open)
