@@ -141,6 +141,21 @@ async def test_after_one_stall_of_the_disk_no_commit_holds_up_the_event_loop_unt
         assert threads.seen[-1] == here
 
 
+async def test_a_disk_is_trusted_that_is_slow_now_and_then_and_not_one_that_is_slow_most_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as engine:
+        threads, here = Threads(monkeypatch), threading.get_ident()
+        for number in range(200):
+            threads.seconds = 0.02 if number % 5 == 0 else 0.0002
+            await publish_alone(engine, b"x")
+        assert threads.seen[100:] == [here] * 100
+        for number in range(100):
+            threads.seconds = 0.0002 if number % 5 == 0 else 0.02
+            await publish_alone(engine, b"x")
+        assert here not in threads.seen[220:]
+
+
 async def test_a_sync_that_fails_without_a_thread_poisons_the_log_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
