@@ -110,12 +110,28 @@ class ServerConnection:
         self._routes: dict[bytes, Route] = {}  # a publisher repeats its properties: parse them once
         self._closed = False
 
-    def receive(self, data: bytes | memoryview) -> None:
-        """Keep bytes for next_event() to parse."""
+    def receive(self, data: bytes | memoryview) -> Publishes | None:
+        """Keep bytes for next_event() to parse; returns what that would, if they are one publish like one before it.
+
+        That is how somebody publishes who waits for each answer, and there may be many of them.
+        """
         if self._at:
             del self._unread[: self._at]
             self._at = 0
+        is_first = not self._unread
         self._unread += data
+        size = len(data)
+        if size < OVERHEAD or not is_first or self._closed:
+            return None
+        total, kind, number, _, length = HEAD.unpack_from(data)
+        body_length = size - OVERHEAD - length
+        if kind != PUBLISH or total != size or not 0 <= body_length <= self._max_body:
+            return None
+        properties_end = HEAD.size + length
+        route = self._routes.get(bytes(data[HEAD.size : properties_end]))
+        if route is None or LENGTH.unpack_from(data, properties_end)[0] != body_length:
+            return None
+        return Publishes(number, route)
 
     @property
     def unread(self) -> int:

@@ -28,7 +28,7 @@ def _numbers(run: Run, where: PartitionLog) -> Stored:
 class Publishing:
     """Takes runs of PUBLISH frames from a connection to their logs; each run is answered when it is durable."""
 
-    def __init__(self, broker: MessageBroker, connection: ServerConnection, send: Callable[[bytes], None]) -> None:
+    def __init__(self, broker: MessageBroker, connection: ServerConnection, send: Callable[..., None]) -> None:
         self._broker = broker
         self._connection = connection
         self._send = send
@@ -77,7 +77,7 @@ class Publishing:
         try:
             where.append(run, done)
         except BrokerError as error:
-            done((run,), error, 0)
+            self._answer_runs(where, (run,), error, 0)()
         return None if where.has_room else where.wait_for_room
 
     async def _make_topic(self, event: Publishes) -> None:
@@ -90,7 +90,7 @@ class Publishing:
     def _refuse_run(self, event: Publishes, error: BrokerError) -> None:
         if not REPLIES[type(error)].survives:
             raise error
-        self._refuse(event.first_number, self._connection.skip_run(event.route), error)
+        self._send(self._refusal(event.first_number, self._connection.skip_run(event.route), error))
 
     async def wait_until_settled(self) -> None:
         """Return when every run given to a log has been answered."""
@@ -106,26 +106,29 @@ class Publishing:
         done = self._dones[where] = partial(self._answer_runs, where)
         return done
 
-    def _answer_runs(self, where: PartitionLog, runs: Sequence[Run], error: BrokerError | None, append_ms: int) -> None:
-        """Answer runs; those that continue each other with one answer."""
+    def _answer_runs(
+        self, where: PartitionLog, runs: Sequence[Run], error: BrokerError | None, append_ms: int
+    ) -> Callable[[], None]:
+        """Answer runs, those that continue each other with one answer; returns what sends the answers."""
+        answers = []
         numbers = _numbers(runs[0], where)
         for run in runs[1:]:
             following = _numbers(run, where)
             if following.continues(numbers):
                 numbers = numbers.joined(following)
             else:
-                self._answer(numbers, error, append_ms)
+                answers.append(self._answer(numbers, error, append_ms))
                 numbers = following
-        self._answer(numbers, error, append_ms)
+        answers.append(self._answer(numbers, error, append_ms))
         self._settle(len(runs))
+        return partial(self._send, *answers)
 
-    def _answer(self, numbers: Stored, error: BrokerError | None, append_ms: int) -> None:
+    def _answer(self, numbers: Stored, error: BrokerError | None, append_ms: int) -> bytes:
         if self._producer is not None:
             self._producer.settled(numbers, error)
         if error is None:
-            self._confirm(numbers, append_ms)
-        else:
-            self._refuse(numbers.first_number, numbers.size, error)
+            return self._confirmation(numbers, append_ms)
+        return self._refusal(numbers.first_number, numbers.size, error)
 
     def _settle(self, runs: int) -> None:
         self._unsettled -= runs
@@ -137,9 +140,9 @@ class Publishing:
     def _answer_again(self, again: Stored) -> None:
         def answer(error: BrokerError | None) -> None:
             if error is None:
-                self._confirm(again, now_ms(), duplicate=True)
+                self._send(self._confirmation(again, now_ms(), duplicate=True))
             else:
-                self._refuse(again.first_number, again.size, error)
+                self._send(self._refusal(again.first_number, again.size, error))
             self._settle(1)
 
         assert self._producer is not None
@@ -148,16 +151,14 @@ class Publishing:
 
     # Answers
 
-    def _confirm(self, numbers: Stored, append_ms: int, *, duplicate: bool = False) -> None:
+    def _confirmation(self, numbers: Stored, append_ms: int, *, duplicate: bool = False) -> bytes:
         first, count, log, offset = numbers
         about = log.topic, log.partition, self._broker.engine.durability, append_ms, duplicate
         if self.acks_in_runs or count == 1:
-            self._send(stored(first, count, offset, *about))
-        else:
-            self._send(b"".join([stored(first + i, 1, offset + i, *about) for i in range(count)]))
+            return stored(first, count, offset, *about)
+        return b"".join([stored(first + i, 1, offset + i, *about) for i in range(count)])
 
-    def _refuse(self, first: int, count: int, error: BrokerError) -> None:
+    def _refusal(self, first: int, count: int, error: BrokerError) -> bytes:
         if self.acks_in_runs:
-            self._send(refusal(first, error, count))
-        else:
-            self._send(b"".join([refusal(first + i, error) for i in range(count)]))
+            return refusal(first, error, count)
+        return b"".join([refusal(first + i, error) for i in range(count)])

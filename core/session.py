@@ -120,8 +120,12 @@ class Session:
     def _take(self, data: memoryview) -> bool:
         """Handle what has come; False if something must be waited for."""
         self._heard = True
-        self._connection.receive(data)
-        self._wait = self._handle_events()
+        publish = self._connection.receive(data)
+        if publish is not None and self._transport.queued <= QUEUED_LIMIT:
+            self._events += 1
+            self._wait = self._publishing.publish(publish)
+        else:
+            self._wait = self._handle_events()
         return self._wait is None
 
     async def _finish(self) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from core.readiness import RECEIVE_BYTES, Readiness
+from core.readiness import RECEIVE_BYTES, Readiness, receive_into
 from core.signals import Signal
 
 # One for all peers of an event loop: a buffer of this size for every recv() would cost more than most requests.
@@ -61,12 +61,9 @@ class Transport:
         buffer = _receive_buffer()
         while True:
             await trio.lowlevel.wait_readable(self._socket)
-            try:
-                return buffer[: self._socket.recv_into(buffer)]
-            except (BlockingIOError, InterruptedError):
-                continue
-            except OSError:
-                return buffer[:0]
+            size = receive_into(self._socket, buffer)
+            if size is not None:
+                return buffer[:size]
 
     async def attend(self, take: Callable[[memoryview], bool]) -> bool:
         """Hand what the peer sends to `take`, in the step of the event loop that reads it, until that returns False.
@@ -165,8 +162,8 @@ class _Attention:
 
     async def last(self, readiness: Readiness) -> bool:
         """Listen; returns whether the peer is still there. Raises what the listener raised."""
-        self._buffer = readiness.buffer
-        readiness.add(self._socket, self._readable)
+        self._readiness = readiness
+        readiness.add(self._socket, self._hear)
         try:
             await self._over.wait()
         finally:
@@ -175,19 +172,12 @@ class _Attention:
             raise self._error
         return not self._gone
 
-    def _readable(self) -> None:
-        if self._over.is_set():
-            return
+    def _hear(self, data: memoryview) -> None:
         try:
-            size = self._socket.recv_into(self._buffer)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            size = 0
-        try:
-            if size and self._take(self._buffer[:size]):
+            if data and self._take(data):
                 return
         except BaseException as error:  # for whoever waits here, not for whoever looks after all sockets
             self._error = error
-        self._gone = not size
+        self._gone = not data
+        self._readiness.remove(self._socket)  # at once: what comes from now on would be heard by nobody
         self._over.set()

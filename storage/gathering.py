@@ -77,15 +77,15 @@ class Gathering:
 
 def tell(waiting: list[Waiting], error: BrokerError | None, append_ms: int) -> None:
     """Tell each publisher what became of its runs."""
-    if len(waiting) == 1:
-        _call(waiting[0].done, [waiting[0].run], error, append_ms)
-        return
+    afterwards = []
     for done, some in groupby(waiting, attrgetter("done")):
-        _call(done, [each.run for each in some], error, append_ms)
-
-
-def _call(done: Done, runs: list[Run], error: BrokerError | None, append_ms: int) -> None:
-    try:
-        done(runs, error, append_ms)
-    except Exception:
-        logger.exception("the answer to a publish failed")
+        try:
+            afterwards.append(done([each.run for each in some], error, append_ms))
+        except Exception:
+            logger.exception("the answer to a publish failed")
+    for act in afterwards:
+        if act is not None:
+            try:
+                act()
+            except Exception:
+                logger.exception("the answer to a publish could not be sent")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -52,12 +53,8 @@ async def test_whoever_is_ready_is_called_in_one_step_and_a_lone_one_is_called_s
     ready = Readiness(steps.together)
     pairs = {name: pair() for name in ("a", "b", "c")}
 
-    def reader(name: str) -> None:
-        steps.called(name)
-        pairs[name][0].recv(100)
-
     for name, (ours, _) in pairs.items():
-        ready.add(ours, lambda name=name: reader(name))
+        ready.add(ours, lambda data, name=name: steps.called(name))
     for name in ("a", "b"):
         pairs[name][1].send(b"x")
     nursery.start_soon(ready.run)
@@ -82,7 +79,7 @@ async def test_one_that_is_removed_in_the_same_step_is_not_called_any_more(nurse
             ready.remove(ours)
 
     for number, (ours, theirs) in enumerate(pairs):
-        ready.add(ours, lambda number=number: reader(number))
+        ready.add(ours, lambda data, number=number: reader(number))
         theirs.send(b"x")
     nursery.start_soon(ready.run)
     await until_quiet()
@@ -116,6 +113,51 @@ async def test_attending_ends_with_what_must_be_waited_for_and_goes_on_after_it(
     assert taken[3:] == [b"four"]
     transport.close()
     nursery.cancel_scope.cancel()
+
+
+async def test_what_comes_while_somebody_waits_is_left_in_the_socket_until_he_listens_again(nursery, pair, monkeypatch):
+    ready, words = Readiness(), [b"%d." % number for number in range(200)]
+    nursery.start_soon(ready.run)
+    ours, theirs = pair()
+    transport, taken = Transport(ours, ready), bytearray()
+
+    def take(data: memoryview) -> bool:
+        nonlocal taken
+        taken += data
+        if words:
+            theirs.send(words.pop(0))  # so that the socket can be read before anybody knows that we wait
+        return False
+
+    theirs.send(words.pop(0))
+    while len(taken) < sum(len(b"%d." % number) for number in range(200)):
+        assert await transport.attend(take) is True
+    assert taken == b"".join([b"%d." % number for number in range(200)])
+    nursery.cancel_scope.cancel()
+
+
+async def test_what_many_bring_is_received_before_any_of_it_is_handed_over_as_far_as_there_is_room(
+    nursery, pair, monkeypatch
+):
+    monkeypatch.setattr(readiness, "ROOM", readiness.RECEIVE_BYTES - 150)
+    ready, taken, left = Readiness(), [], []
+    pairs = [pair() for _ in range(5)]
+
+    def take(number: int, data: memoryview) -> None:
+        taken.append((number, bytes(data)))
+        left.append(sum(_is_readable(ours) for ours, _ in pairs))
+
+    for number, (ours, theirs) in enumerate(pairs):
+        ready.add(ours, lambda data, number=number: take(number, data))
+        theirs.send(bytes([number]) * 100)
+    nursery.start_soon(ready.run)
+    await until_quiet()
+    assert sorted(taken) == [(number, bytes([number]) * 100) for number in range(5)]
+    assert left == [3, 3, 1, 1, 0]
+    nursery.cancel_scope.cancel()
+
+
+def _is_readable(sock: socket.socket) -> bool:
+    return bool(select.select([sock], [], [], 0)[0])
 
 
 @pytest.mark.parametrize("one_look", [True, False])
@@ -175,7 +217,7 @@ async def test_after_a_lone_publish_that_came_soon_the_next_one_finds_us_awake(n
     monkeypatch.setattr(trio.lowlevel, "wait_readable", wait_readable)
     publisher, (ours, theirs), others = Publisher(), pair(), 0
     ready = Readiness(publisher.together)
-    ready.add(ours, lambda: ours.recv(100) and None)
+    ready.add(ours, lambda data: None)
     nursery.start_soon(ready.run)
 
     async def somebody_else() -> None:
@@ -199,7 +241,7 @@ async def test_whoever_comes_late_is_not_waited_for_awake(nursery, pair, monkeyp
     monkeypatch.setattr(readiness, "AWAKE", 0.0)
     publisher, (ours, theirs) = Publisher(), pair()
     ready = Readiness(publisher.together)
-    ready.add(ours, lambda: ours.recv(100) and None)
+    ready.add(ours, lambda data: None)
     nursery.start_soon(ready.run)
     for number in range(1, 4):
         theirs.send(b"x")
