@@ -34,6 +34,7 @@ def count_alike(buffer: bytearray, start: int, end: int, head_size: int, then: i
     head = bytes(buffer[start : start + head_size])
     number = int.from_bytes(head[_NUMBER])
     count = min(count, numbers_left(number), numbers_left(then))
+    count = _last_like(buffer, start, length, head, count)
     columns = dict(zip((_HIGH, _LOW), _last_bytes(number, count), strict=True))
     for at in range(head_size):
         found = buffer[start + at : start + count * length : length]
@@ -43,6 +44,25 @@ def count_alike(buffer: bytearray, start: int, end: int, head_size: int, then: i
             if count < LEAST:
                 return 0
     return count if count >= LEAST else 0
+
+
+def _last_like(buffer: bytearray, start: int, length: int, head: bytes, count: int) -> int:
+    """Return which of so many frames, counted from 1, is probably the last with this head, but for its number.
+
+    So it is where frames that go elsewhere begin once: a few looks spare columns of what does not belong to the row.
+    """
+    before, after = slice(0, _NUMBER.start), slice(_NUMBER.stop, len(head))
+    like, unlike = 1, count + 1
+    middle = count
+    while unlike - like > 1:
+        at = start + (middle - 1) * length
+        other = buffer[at : at + len(head)]
+        if other[before] == head[before] and other[after] == head[after]:
+            like = middle
+        else:
+            unlike = middle
+        middle = (like + unlike) // 2
+    return like
 
 
 def give_head(buffer: bytearray, start: int, count: int, head: bytes) -> None:

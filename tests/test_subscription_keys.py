@@ -86,7 +86,7 @@ def test_of_several_leases_that_end_together_the_first_message_of_a_key_is_to_bl
     bench = keyed("aa", "x", max_deliveries=1)
     assert bench.deliver(at_most=1) == {"x": [0]}
     assert bench.wait(1) == {"x": [1]}
-    bench.subscription.extend("x", 0, [range(0, 1)], 100, bench.now)
+    bench.subscription.extend("x", 0, [range(1)], 100, bench.now)
     bench.wait(600)
     bench.store_dead_letters()
     assert bench.deliver() == {"x": [1]}, "not dead, and behind nobody any more"
