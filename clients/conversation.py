@@ -35,8 +35,8 @@ from core.frames import (
 
 PROTOCOL = "1"
 FIRST_REQUEST = 2**63  # publishes are numbered from 1 up, everything else from here up
-WINDOW_NUMBERS = 32_768  # the broker remembers 65,536 numbers of a producer
-WINDOW_BYTES = 8 * 1024 * 1024
+WINDOW_NUMBERS = 131_072  # the broker remembers 262,144 numbers of a producer
+WINDOW_BYTES = 16 * 1024 * 1024
 MAX_FRAME = 256 * 1024 * 1024  # longer than any broker sends: a peer that claims more is not one
 LONG_FRAME = 128 * 1024  # one that is longer gets a buffer of its own, which is read into and not copied again
 

@@ -97,54 +97,77 @@ class Scattered(NamedTuple):
 
 
 class ScatteredOffsets(Offsets):
-    """The offsets of bodies that went to several partitions in turn: twelve bytes a body."""
+    """The offsets of bodies that went to several partitions in turn.
 
-    __slots__ = ("_indexes", "_offsets", "_partitions")
+    They are put in order when somebody asks for the first of them, and take twelve bytes a body then.
+    """
+
+    __slots__ = ("_ordered", "_pieces")
 
     def __init__(self, pieces: Sequence[Scattered]) -> None:
-        size = max((piece.indexes[-1] + 1 for piece in pieces), default=0)
-        offsets, partitions = array("q", [-1]) * size, array("i", [0]) * size
-        for indexes, partition, offset in pieces:
-            found = array("q", range(offset, offset + len(indexes)))
-            if isinstance(indexes, range):
-                where = slice(indexes.start, indexes[-1] + 1, indexes.step)
-                offsets[where], partitions[where] = found, array("i", [partition]) * len(indexes)
-                continue
-            for index, each in zip(indexes, found, strict=True):
-                offsets[index], partitions[index] = each, partition
-        self._indexes: Sequence[int] = range(size)
-        if -1 in offsets:  # not all are stored
-            self._indexes = [index for index, offset in enumerate(offsets) if offset >= 0]
-            offsets = array("q", [offsets[index] for index in self._indexes])
-            partitions = array("i", [partitions[index] for index in self._indexes])
-        self._offsets, self._partitions = offsets, partitions
+        """No body may be in two pieces."""
+        self._pieces = pieces
+        self._ordered: _Ordered | None = None
+
+    def _order(self) -> _Ordered:
+        if self._ordered is None:
+            self._ordered = _order(self._pieces)
+        return self._ordered
 
     @property
     def runs(self) -> tuple[StoredRun, ...]:  # type: ignore[override]
         """The runs that neighbours form; mostly of one body each."""
-        each = zip(self._indexes, self._partitions, self._offsets, strict=True)
+        each = zip(*self._order(), strict=True)
         return tuple(_joined([StoredRun(index, 1, partition, offset) for index, partition, offset in each]))
 
     @property
     def partitions(self) -> Sequence[int]:
         """The partition of each body."""
-        return self._partitions
+        return self._order().partitions
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return sum([len(piece.indexes) for piece in self._pieces])
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._offsets)
+        return iter(self._order().offsets)
 
     @overload
     def __getitem__(self, index: int) -> int: ...
     @overload
     def __getitem__(self, index: slice) -> list[int]: ...
     def __getitem__(self, index: int | slice) -> int | list[int]:
-        return list(self._offsets[index]) if isinstance(index, slice) else self._offsets[index]
+        offsets = self._order().offsets
+        return list(offsets[index]) if isinstance(index, slice) else offsets[index]
 
     def __repr__(self) -> str:
-        return f"<{len(self)} offsets in {len(set(self._partitions))} partitions>"
+        return f"<{len(self)} offsets in {len({piece.partition for piece in self._pieces})} partitions>"
+
+
+class _Ordered(NamedTuple):
+    """What is stored, in the order of the bodies."""
+
+    indexes: Sequence[int]
+    partitions: array[int]
+    offsets: array[int]
+
+
+def _order(pieces: Sequence[Scattered]) -> _Ordered:
+    size = max((piece.indexes[-1] + 1 for piece in pieces), default=0)
+    offsets, partitions = array("q", [-1]) * size, array("i", [0]) * size
+    for indexes, partition, offset in pieces:
+        found = array("q", range(offset, offset + len(indexes)))
+        if isinstance(indexes, range):
+            where = slice(indexes.start, indexes[-1] + 1, indexes.step)
+            offsets[where], partitions[where] = found, array("i", [partition]) * len(indexes)
+            continue
+        for index, each in zip(indexes, found, strict=True):
+            offsets[index], partitions[index] = each, partition
+    if -1 not in offsets:
+        return _Ordered(range(size), partitions, offsets)
+    stored = [index for index, offset in enumerate(offsets) if offset >= 0]
+    return _Ordered(
+        stored, array("i", [partitions[index] for index in stored]), array("q", [offsets[index] for index in stored])
+    )
 
 
 def _joined(runs: Sequence[StoredRun]) -> list[StoredRun]:

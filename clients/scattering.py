@@ -21,8 +21,8 @@ from clients.receipts import Offsets
 from core.errors import Code
 from core.errors import UnknownPartition as Refusal
 
-RUN = 256 * 1024  # bytes of frames for one partition: each run costs the broker an fsync of that partition's log
-BLOCK = 4 * 1024 * 1024  # bytes that are gathered at most before they are sent, however many partitions there are
+RUN = 1024 * 1024  # bytes of frames for one partition: each run costs the broker an fsync of that partition's log
+BLOCK = 16 * 1024 * 1024  # bytes that are gathered at most before they are sent, however many partitions there are
 KEYS_REMEMBERED = 50_000
 PARTITIONS_KNOWN_FOR = 60.0  # seconds until a topic is asked again how many partitions it has
 

@@ -18,6 +18,8 @@ from clients.errors import PublishUncertain, QBError
 from clients.receipts import Receipt, StoredRun
 from core.frames import Frames, frame_length
 
+MAX_BATCHES = 32_768  # the broker remembers numbers in ranges, and of those some 65,000 for each log
+
 
 class Stored(NamedTuple):
     """A run of publishes that the broker has stored: number + i is at offset + i."""
@@ -132,8 +134,8 @@ def _part(answer: Answer, number: int, size: int) -> Answer:
 class Window:
     """Batches in the order of their numbers, until all of a batch is answered."""
 
-    def __init__(self, max_numbers: int, max_bytes: int) -> None:
-        self._max_numbers, self._max_bytes = max_numbers, max_bytes
+    def __init__(self, max_numbers: int, max_bytes: int, max_batches: int = MAX_BATCHES) -> None:
+        self._max_numbers, self._max_bytes, self._max_batches = max_numbers, max_bytes, max_batches
         self._firsts: list[int] = []
         self._batches: list[Batch] = []
         self._bytes = 0
@@ -152,7 +154,11 @@ class Window:
         """
         if not self._batches:
             return True
-        return next_number - self._firsts[0] < self._max_numbers and self._bytes < self._max_bytes
+        return (
+            next_number - self._firsts[0] < self._max_numbers
+            and self._bytes < self._max_bytes
+            and len(self._batches) < self._max_batches
+        )
 
     def add(self, batch: Batch) -> None:
         """Keep a batch whose numbers are above all others."""

@@ -13,12 +13,14 @@ import secrets
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
+from operator import attrgetter
 from typing import NamedTuple
 
 from core.errors import BrokerError, OutOfSequence, ProducerFenced
 from storage.engine import TRANSACTIONS, PartitionLog
 
-WINDOW = 65_536  # numbers of a producer that are remembered
+WINDOW = 262_144  # numbers of a producer that are remembered
+SLACK = WINDOW // 8  # more that may be, so that they are forgotten in rows: a list gives up its front slowly
 MAX_PRODUCERS = 100_000  # those who connected longest ago are forgotten
 MAX_RANGES = 200_000  # of all producers together: some 30 MB
 LOOK_EVERY = 16_384  # new ranges between two looks at how many there are
@@ -105,12 +107,8 @@ class Producer:
             self._stored.insert(place, stored)
             self._grown()
         self._highest = max(self._highest, end - 1)
-        if len(self._stored) > 1:
-            self._forget_old()
-
-    def _forget_old(self) -> None:
-        while self._stored[0].end <= self._highest - WINDOW:
-            del self._stored[0]
+        if self._stored[0].end <= self._highest - WINDOW - SLACK:
+            del self._stored[: bisect_right(self._stored, self._highest - WINDOW, key=attrgetter("end"))]
 
     @property
     def ranges(self) -> int:

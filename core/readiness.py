@@ -21,6 +21,7 @@ import trio
 
 RECEIVE_BYTES = 524_288  # that are received before they are handed over
 ROOM = 262_144  # that each of several peers finds at least
+STEP_BYTES = 2_097_152  # that are taken in one step; then others have their turn
 AVAILABLE = hasattr(select, "epoll")
 AT_ONCE = 256  # sockets that are read in one step; then others have their turn
 # Seconds in which somebody who publishes one at a time may be expected to come again. After one who did, we do not fall
@@ -79,11 +80,23 @@ class Readiness:
     def _attend(self, ready: Ready) -> bool:
         """Take what these bring, in one step; returns whether that was a lone publish, and is done."""
         with self._together(len(ready) == 1) as step:
-            for received in self._received(ready):
-                for number, data in received:
-                    if attended := self._attended.get(number):  # one before it may have ended it
-                        attended[1](data)
+            left = STEP_BYTES
+            while ready:
+                taken = self._take(ready)
+                left -= taken
+                # Who sends much has more on its way: what comes together is committed together.
+                ready = self._epoll.poll(0, AT_ONCE) if taken >= ROOM and left > 0 else ()
         return step is not None and step.at_once
+
+    def _take(self, ready: Ready) -> int:
+        """Receive what these bring and hand it over; returns how many bytes."""
+        taken = 0
+        for received in self._received(ready):
+            for number, data in received:
+                taken += len(data)
+                if attended := self._attended.get(number):  # one before it may have ended it
+                    attended[1](data)
+        return taken
 
     def _received(self, ready: Ready) -> Iterator[list[tuple[int, memoryview]]]:
         """Yield what has come, as much at a time as there is room for."""

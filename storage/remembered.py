@@ -14,7 +14,7 @@ from itertools import islice
 
 from storage.engine import TRANSACTIONS, Range
 
-WINDOW = 65_536  # numbers of a producer that are remembered
+WINDOW = 262_144  # numbers of a producer that are remembered
 MAX_PRODUCERS = 10_000  # the least recently active are forgotten
 MAX_RANGES = 65_536  # of all producers together, 28 bytes each in a seal; above it each keeps its share of the newest
 

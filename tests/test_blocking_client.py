@@ -21,6 +21,8 @@ from client import (
     UnknownPartition,
     UnknownTopic,
 )
+from clients.conversation import WINDOW_BYTES
+from clients.publishing import PORTION
 from core.frames import PROBE, MessageType
 
 pytestmark = pytest.mark.timeout(30)
@@ -142,7 +144,7 @@ def test_a_generator_is_read_no_further_than_the_window_allows() -> None:
         with pytest.raises(PublishUncertain) as caught:
             client.publish_many("orders", endless())
         assert (caught.value.index, list(caught.value.stored)) == (0, [])
-    assert 7_000 < taken < 10_000
+    assert 0.9 * WINDOW_BYTES < taken * 1_000 < WINDOW_BYTES + 2 * PORTION
 
 
 def test_a_refusal_among_many_says_where_and_what_was_stored(scripted: ScriptedBroker, client: BrokerClient) -> None:

@@ -29,7 +29,7 @@ from clients.conversation import (
 from clients.errors import PublishFailed, PublishUncertain, RequestRefused, refusal
 from clients.publishing import PORTION, Form, as_bytes, portions
 from clients.receipts import Offsets, Receipt, StoredRun
-from clients.window import Batch, Refused, Stored
+from clients.window import Batch, Refused, Stored, Window
 from core import replies
 from core.errors import Code, PeerMisbehaved
 from core.frames import PROBE, MessageType, decode_frame, encode_frame, frame_length
@@ -570,3 +570,13 @@ def test_neighbouring_runs_become_one() -> None:
     assert Offsets([StoredRun(0, 2, 0, 5), StoredRun(2, 3, 0, 7)]).runs == (StoredRun(0, 5, 0, 5),)
     assert len(Offsets([StoredRun(0, 2, 0, 5), StoredRun(2, 3, 1, 7)]).runs) == 2
     assert len(Offsets([StoredRun(0, 2, 0, 5), StoredRun(3, 3, 0, 7)]).runs) == 2
+
+
+def test_no_more_batches_are_in_flight_than_the_broker_can_tell_apart() -> None:
+    window = Window(1000, 1000, max_batches=3)
+    for number in range(1, 4):
+        assert window.has_room(number)
+        window.add(Batch(number, 1, b"x"))
+    assert not window.has_room(4)
+    window.answer(Stored(2, 1, 0, 0, 0, "fsynced", False))
+    assert window.has_room(4)

@@ -8,8 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clients import conversation, window
+from clients.scattering import RUN
 from core.errors import DiskFull, OutOfSequence, ProducerFenced
-from core.producers import MAX_RANGES, WINDOW, Producer, Producers, Stored
+from core.frames import OVERHEAD
+from core.producers import MAX_RANGES, SLACK, WINDOW, Producer, Producers, Stored
+from storage import remembered
 from storage.engine import Range
 
 
@@ -72,9 +76,18 @@ def test_numbers_older_than_the_window_are_forgotten_and_refused():
     producer, log = Producer(1), a_log()
     for number in range(1, 3 * WINDOW, 2):
         producer.remember(Stored(number, 1, log, number))
-    assert len(producer._stored) <= WINDOW
-    with pytest.raises(OutOfSequence):
-        producer.judge(1)
+    assert len(producer._stored) <= (WINDOW + SLACK) // 2 + 1
+    newest = number
+    for old in (1, newest - WINDOW):
+        with pytest.raises(OutOfSequence):
+            producer.judge(old)
+    assert producer.judge(newest - WINDOW + 2).stored
+
+
+def test_a_client_has_fewer_numbers_in_flight_than_the_broker_and_its_logs_remember():
+    longest = RUN // OVERHEAD  # of the messages that are sent at once, with nothing in them
+    assert conversation.WINDOW_NUMBERS + longest < WINDOW == remembered.WINDOW
+    assert window.MAX_BATCHES <= remembered.MAX_RANGES // 2 <= MAX_RANGES
 
 
 def test_a_batch_that_failed_is_new_again():

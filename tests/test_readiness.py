@@ -156,6 +156,26 @@ async def test_what_many_bring_is_received_before_any_of_it_is_handed_over_as_fa
     nursery.cancel_scope.cancel()
 
 
+async def test_whoever_sends_much_is_read_until_it_is_silent_or_has_had_its_share_of_a_step(nursery, pair, monkeypatch):
+    monkeypatch.setattr(readiness, "RECEIVE_BYTES", 1000)
+    monkeypatch.setattr(readiness, "ROOM", 1000)
+    monkeypatch.setattr(readiness, "STEP_BYTES", 3000)
+    steps: list[list[int]] = []
+
+    @contextmanager
+    def together(idle: bool) -> Iterator[None]:
+        steps.append([])
+        yield
+
+    ready, (ours, theirs) = Readiness(together), pair()
+    ready.add(ours, lambda data: steps[-1].append(len(data)))
+    theirs.send(bytes(7_500))
+    nursery.start_soon(ready.run)
+    await until_quiet()
+    assert steps == [[1000, 1000, 1000], [1000, 1000, 1000], [1000, 500]]
+    nursery.cancel_scope.cancel()
+
+
 def _is_readable(sock: socket.socket) -> bool:
     return bool(select.select([sock], [], [], 0)[0])
 

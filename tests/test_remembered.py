@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage import remembered
 from storage.engine import TRANSACTIONS, Range
 from storage.remembered import MAX_PRODUCERS, MAX_RANGES, TRANSACTION_RANGES, WINDOW, Remembered
 
@@ -15,7 +14,7 @@ def test_ranges_that_go_on_in_numbers_and_offsets_are_one() -> None:
     assert list(known) == [Range(1, 1, 0, 7), Range(1, 8, 9, 1), Range(1, 10, 10, 1)]
 
 
-def test_the_last_65536_numbers_of_a_producer_are_remembered_and_hardly_more() -> None:
+def test_the_last_numbers_of_a_producer_are_remembered_and_hardly_more() -> None:
     known = Remembered(Range(1, number, 2 * number, 1) for number in range(1, WINDOW + 100))
     numbers = [one.first_number for one in known]
     assert numbers[-1] == WINDOW + 99
@@ -62,4 +61,3 @@ def test_what_was_written_to_a_seal_restores_the_same(steps: list[tuple[int, int
     assert list(Remembered(list(known))) == list(known)
     found = {one.producer_id: one.first_number + one.count for one in known}
     assert found == {producer: number for producer, number in numbers.items() if number > 1}
-    assert remembered.WINDOW == 65_536
