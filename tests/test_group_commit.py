@@ -17,7 +17,7 @@ from stores import everything, give, logs, make_run, open_engine, opened, runnin
 
 from core.errors import BrokerError, DiskFull, LogPoisoned, ShuttingDown, UnknownTopic
 from storage import partition_log, segment
-from storage.engine import Range, Run, Topic
+from storage.engine import Done, Range, Run, Topic
 from storage.local import LocalEngine
 
 
@@ -600,6 +600,34 @@ async def test_runs_of_one_publisher_in_a_batch_are_told_of_in_one_call(
         await other.wait()
         await store(log, b"last")
         assert told == [[0], [1, 2, 3], [5]]
+
+
+async def test_answers_are_sent_when_all_of_a_batch_have_been_told_and_one_that_fails_harms_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as engine:
+        log, happened = engine.log("t", 0), list[str]()
+
+        def publisher(name: str) -> Done:
+            def send() -> None:
+                happened.append(f"sent to {name}")
+                if name == "b":
+                    raise RuntimeError("it has gone")
+
+            def done(runs: Sequence[Run], error: BrokerError | None, append_ms: int) -> Callable[[], None]:
+                assert log.durable_offset == 3, "not before the batch is durable"
+                happened.append(f"told {name}")
+                if name == "c":
+                    raise RuntimeError("it cannot be told")
+                return send
+
+            return done
+
+        with engine.together(idle=False):
+            for offset, name in enumerate("abc"):
+                log.append(make_run(offset, [b"x"]), publisher(name))
+        await store(log, b"last")
+        assert happened == ["told a", "told b", "told c", "sent to a", "sent to b"]
 
 
 async def test_entries_of_the_index_are_written_by_a_thread_while_publishing_goes_on(tmp_path: Path) -> None:
