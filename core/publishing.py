@@ -28,7 +28,7 @@ def _numbers(run: Run, where: PartitionLog) -> Stored:
 class Publishing:
     """Takes runs of PUBLISH frames from a connection to their logs; each run is answered when it is durable."""
 
-    def __init__(self, broker: MessageBroker, connection: ServerConnection, send: Callable[..., None]) -> None:
+    def __init__(self, broker: MessageBroker, connection: ServerConnection, send: Callable[[bytes], None]) -> None:
         self._broker = broker
         self._connection = connection
         self._send = send
@@ -77,7 +77,7 @@ class Publishing:
         try:
             where.append(run, done)
         except BrokerError as error:
-            self._answer_runs(where, (run,), error, 0)()
+            self._answers_to(where, (run,), error, 0)()
         return None if where.has_room else where.wait_for_room
 
     async def _make_topic(self, event: Publishes) -> None:
@@ -103,13 +103,13 @@ class Publishing:
         """Return what answers for runs in a log: always the same, so that the log tells of many of them at once."""
         if len(self._dones) >= LOGS_REMEMBERED:
             self._dones.clear()
-        done = self._dones[where] = partial(self._answer_runs, where)
+        done = self._dones[where] = partial(self._answers_to, where)
         return done
 
-    def _answer_runs(
+    def _answers_to(
         self, where: PartitionLog, runs: Sequence[Run], error: BrokerError | None, append_ms: int
     ) -> Callable[[], None]:
-        """Answer runs, those that continue each other with one answer; returns what sends the answers."""
+        """Return what sends the answers to runs; those that continue each other have one answer."""
         answers = []
         numbers = _numbers(runs[0], where)
         for run in runs[1:]:
@@ -121,7 +121,7 @@ class Publishing:
                 numbers = following
         answers.append(self._answer(numbers, error, append_ms))
         self._settle(len(runs))
-        return partial(self._send, *answers)
+        return partial(self._send, b"".join(answers))
 
     def _answer(self, numbers: Stored, error: BrokerError | None, append_ms: int) -> bytes:
         if self._producer is not None:

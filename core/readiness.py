@@ -21,9 +21,9 @@ import trio
 
 RECEIVE_BYTES = 524_288  # that are received before they are handed over
 ROOM = 262_144  # that each of several peers finds at least
-STEP_BYTES = 2_097_152  # that are taken in one step; then others have their turn
+STEP_BYTES = 2_097_152  # received in one step, after which nobody is looked at again: others have their turn
 AVAILABLE = hasattr(select, "epoll")
-AT_ONCE = 256  # sockets that are read in one step; then others have their turn
+AT_ONCE = 256  # sockets that are read at one look
 # Seconds in which somebody who publishes one at a time may be expected to come again. After one who did, we do not fall
 # asleep at once: to be woken takes about as long as all of our own work on a lone publish.
 AWAKE = 0.0005
@@ -48,14 +48,14 @@ class Readiness:
     """Sockets, and who takes what is received from them. All methods belong to the event loop."""
 
     def __init__(self, together: Callable[[bool], AbstractContextManager[Step | None]] = _apart) -> None:
-        """`together` is entered around the calls of one step; it is told whether that is only one."""
+        """`together` is entered around the calls of one step; it is told whether only one peer is ready."""
         self._epoll = select.epoll()
         self._together = together
         self._attended: dict[int, tuple[socket.socket, Take]] = {}
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
 
     def add(self, sock: socket.socket, take: Take) -> None:
-        """Hand what the socket brings to `take`, which must neither raise nor keep it; nothing when it has ended."""
+        """Hand what the socket brings to `take`, which must neither raise nor keep it; empty: the peer has gone."""
         self._attended[sock.fileno()] = sock, take
         self._epoll.register(sock, select.EPOLLIN | select.EPOLLRDHUP)
 

@@ -120,12 +120,7 @@ class Session:
     def _take(self, data: memoryview) -> bool:
         """Handle what has come; False if something must be waited for."""
         self._heard = True
-        publish = self._connection.receive(data)
-        if publish is not None and self._transport.queued <= QUEUED_LIMIT:
-            self._events += 1
-            self._wait = self._publishing.publish(publish)
-        else:
-            self._wait = self._handle_events()
+        self._wait = self._handle_events(self._connection.receive(data))
         return self._wait is None
 
     async def _finish(self) -> None:
@@ -165,15 +160,18 @@ class Session:
 
     # Events
 
-    def _handle_events(self) -> Wait | None:
-        """Handle what has been received, up to what must be waited for before the rest is handled."""
+    def _handle_events(self, only: Publishes | None = None) -> Wait | None:
+        """Handle what has been received, up to what must be waited for before the rest is handled.
+
+        `only`: all of it, if that is known.
+        """
         while self._transport.queued <= QUEUED_LIMIT:
-            event = self._connection.next_event()
+            event = only or self._connection.next_event()
             if event is None:
                 return None
             self._events += 1
             wait = self._publishing.publish(event) if isinstance(event, Publishes) else self._handle(event)
-            if wait is not None:
+            if wait is not None or only:
                 return wait
         return partial(self._transport.wait_for_room, QUEUED_LIMIT)
 

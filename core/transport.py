@@ -19,6 +19,8 @@ import trio
 from core.readiness import RECEIVE_BYTES, Readiness, receive_into
 from core.signals import Signal
 
+PARTS_AT_ONCE = 1024  # that every system takes in one call; the rest is queued
+
 # One for all peers of an event loop: a buffer of this size for every recv() would cost more than most requests.
 _buffer: trio.lowlevel.RunVar[memoryview] = trio.lowlevel.RunVar("receive buffer")
 
@@ -71,7 +73,7 @@ class Transport:
         Returns True then, and False when the peer has gone. Raises what `take` raises.
         """
         if self._readiness is not None:
-            return await _Attention(self._socket, take).last(self._readiness)
+            return await _Attention(self._socket, take, self._readiness).last()
         while data := await self.receive_view():
             if not take(data):
                 return True
@@ -96,7 +98,7 @@ class Transport:
 
     def _send_now(self, parts: Sequence[bytes | memoryview]) -> int:
         try:
-            return self._socket.sendmsg(parts) if len(parts) > 1 else self._socket.send(parts[0])
+            return self._socket.sendmsg(parts[:PARTS_AT_ONCE]) if len(parts) > 1 else self._socket.send(parts[0])
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError:
@@ -153,21 +155,21 @@ class Transport:
 class _Attention:
     """Somebody who listens to a socket until there is something to be waited for."""
 
-    def __init__(self, sock: socket.socket, take: Callable[[memoryview], bool]) -> None:
+    def __init__(self, sock: socket.socket, take: Callable[[memoryview], bool], readiness: Readiness) -> None:
         self._socket = sock
         self._take = take
+        self._readiness = readiness
         self._over = trio.Event()
         self._gone = False
         self._error: BaseException | None = None
 
-    async def last(self, readiness: Readiness) -> bool:
+    async def last(self) -> bool:
         """Listen; returns whether the peer is still there. Raises what the listener raised."""
-        self._readiness = readiness
-        readiness.add(self._socket, self._hear)
+        self._readiness.add(self._socket, self._hear)
         try:
             await self._over.wait()
         finally:
-            readiness.remove(self._socket)
+            self._readiness.remove(self._socket)
         if self._error is not None:
             raise self._error
         return not self._gone

@@ -98,8 +98,8 @@ class LogState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Called in the event loop with runs that were given with it, one after another, and None and their append time in ms,
-# or why nothing of them was kept. What it returns is called when all who have runs in the same batch have been told:
-# answers that are sent one after another, and nothing else between, are sent quicker.
+# or why nothing of them was kept. What it returns is called when all who have runs in the same batch have been told: so
+# all answers of a batch are made first, and sent then, which is quicker than one after the other.
 Done = Callable[[Sequence[Run], BrokerError | None, int], Callable[[], None] | None]
 
 

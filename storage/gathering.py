@@ -76,7 +76,7 @@ class Gathering:
 
 
 def tell(waiting: list[Waiting], error: BrokerError | None, append_ms: int) -> None:
-    """Tell each publisher what became of its runs."""
+    """Tell each publisher what became of its runs; when all know, do what they want done then."""
     afterwards = []
     for done, some in groupby(waiting, attrgetter("done")):
         try:

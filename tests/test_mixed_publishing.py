@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 import pytest
 from conftest import BrokerProcess
+from peers import Peer
 
 from clients import BrokerClient
+from core.frames import MessageType, encode_frame
 from storage.verify import verify
 
 pytestmark = pytest.mark.timeout(120)
@@ -80,3 +82,22 @@ def test_whatever_is_published_at_once_lies_where_the_receipts_say(start_broker:
     broker.restart()
     with BrokerClient(port=broker.port) as client:
         assert read(client, len(stored)) == stored
+
+
+@pytest.mark.parametrize("hello", [False, True])
+@pytest.mark.parametrize(("partitions", "step"), [(2, 1), (1, 2)])
+def test_thousands_of_publishes_that_do_not_follow_each_other_are_all_answered(
+    start_broker: Callable[..., BrokerProcess], hello: bool, partitions: int, step: int
+) -> None:
+    count, answered = 6_000, 0
+    with Peer(start_broker().port, timeout=30) as peer:
+        if hello:
+            peer.hello()
+        peer.create_topic("t", partitions=str(partitions))
+        numbers = range(1, 1 + count * step, step)  # each the next partition's turn, or with a gap before it
+        peer.send_bytes(b"".join([encode_frame(MessageType.PUBLISH, n, 0, {"topic": "t"}, b"x") for n in numbers]))
+        while answered < count:
+            answer = peer.receive()
+            assert answer.properties["status"] == "success"
+            answered += int(answer.properties.get("count", 1))
+        assert answered == count

@@ -211,6 +211,19 @@ async def test_attending_can_be_cancelled_and_taken_up_again(nursery, pair):
     nursery.cancel_scope.cancel()
 
 
+async def test_more_parts_than_the_system_takes_at_once_are_all_sent(nursery, pair):
+    ours, theirs = pair()
+    transport = Transport(ours)
+    nursery.start_soon(transport.send_queued)
+    transport.send(*[b"%d." % number for number in range(3_000)])
+    received = b""
+    while not received.endswith(b".2999."):
+        received += await trio.to_thread.run_sync(theirs.recv, 100_000)
+    assert received == b"".join([b"%d." % number for number in range(3_000)])
+    assert not transport.gone
+    nursery.cancel_scope.cancel()
+
+
 class Publisher:
     """A step that is over at once, as that of a lone publish is."""
 
