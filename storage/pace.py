@@ -6,28 +6,26 @@ Never: trio, files.
 
 from __future__ import annotations
 
-QUICK = 0.001  # seconds: a sync that takes less is not worth a change of threads
-STALL = 0.1  # seconds: one that takes as long is noticed by everybody, and may be the first of many
-WEIGHT = 0.1  # of the newest sync in the share of the slow ones
+QUICK = 0.002  # seconds: if syncs take less, on the average, they are not worth a change of threads
+SLOW = 0.01  # seconds: as long as this counts a sync that took longer: one outlier says little of the next sync
+STALL = 0.1  # seconds: but one that takes as long is noticed by everybody, and may be the first of many
+WEIGHT = 0.1  # of the newest sync in the average
 
 
 class Pace:
-    """How many syncs have lately been slow. A disk that we have not seen at work, or that has just stalled, is slow.
-
-    Their share, not the average: a busy disk does most syncs at once, and now and then one that takes a hundred times.
-    """
+    """How long syncs have lately taken. A disk that we have not seen at work, or that has just stalled, is slow."""
 
     def __init__(self) -> None:
-        self._slow = 1.0
+        self._seconds = SLOW
 
     def note(self, sync_seconds: float) -> None:
         """A sync took so long."""
         if sync_seconds >= STALL:
-            self._slow = 1.0
+            self._seconds = SLOW
         else:
-            self._slow += ((sync_seconds >= QUICK) - self._slow) * WEIGHT
+            self._seconds += (min(sync_seconds, SLOW) - self._seconds) * WEIGHT
 
     @property
     def is_quick(self) -> bool:
-        """Would a change of threads probably cost more than the sync itself?"""
-        return self._slow < 0.5
+        """Would a change of threads probably cost more than it is good for?"""
+        return self._seconds < QUICK

@@ -147,11 +147,11 @@ async def test_a_disk_is_trusted_that_is_slow_now_and_then_and_not_one_that_is_s
     async with opened(tmp_path) as engine:
         threads, here = Threads(monkeypatch), threading.get_ident()
         for number in range(200):
-            threads.seconds = 0.02 if number % 5 == 0 else 0.0002
+            threads.seconds = 0.02 if number % 10 == 0 else 0.0002
             await publish_alone(engine, b"x")
         assert threads.seen[100:] == [here] * 100
         for number in range(100):
-            threads.seconds = 0.0002 if number % 5 == 0 else 0.02
+            threads.seconds = 0.0002 if number % 2 == 0 else 0.02
             await publish_alone(engine, b"x")
         assert here not in threads.seen[220:]
 
