@@ -18,7 +18,7 @@ from clients.errors import PublishUncertain, QBError
 from clients.receipts import Receipt, StoredRun
 from core.frames import Frames, frame_length
 
-MAX_BATCHES = 32_768  # the broker remembers numbers in ranges, and of those some 65,000 for each log
+MAX_BATCHES = 32_768  # the broker remembers numbers in ranges, and so many of those for one that publishes alone
 
 
 class Stored(NamedTuple):

@@ -65,9 +65,11 @@ class MessageBroker:
         self.draining = False
         self._started = trio.current_time()
         self._turns: dict[str, int] = {}  # the next partition of each topic for messages without key
-        for topic in engine.topics().values():
-            for partition in range(topic.partitions):
-                self.producers.restore(engine.log(topic.topic, partition))
+        self.producers.restore(
+            engine.log(topic.topic, partition)
+            for topic in engine.topics().values()
+            for partition in range(topic.partitions)
+        )
 
     async def run(self) -> None:
         """Serve subscriptions, groups and transactions until cancelled; the engine must outlive this."""

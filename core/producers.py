@@ -10,9 +10,9 @@ Everything else happens after a lost connection, when a client sends again what 
 from __future__ import annotations
 
 import secrets
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ SLACK = WINDOW // 8  # more that may be, so that they are forgotten in rows: a l
 MAX_PRODUCERS = 100_000  # those who connected longest ago are forgotten
 MAX_RANGES = 200_000  # of all producers together: some 30 MB
 LOOK_EVERY = 16_384  # new ranges between two looks at how many there are
-KEPT_RANGES = 256  # of a producer, when there are too many: more than a publisher that interleaves with others has open
+KEPT_RANGES = 256  # of each producer, however many there are
 
 
 class Stored(NamedTuple):
@@ -76,7 +76,7 @@ class Producer:
         self._grown = grown  # told of each new range
         self.owner: object = None  # the session that may publish; an older one is fenced off
         self._highest = 0
-        self._forgotten = 0  # of numbers up to this one nothing is known any more
+        self._forgotten = 0  # of numbers up to this one, only those in `_stored` are known
         self._stored: list[Stored] = []  # sorted by number, never overlapping
         self._waiting: list[tuple[Stored, Callable[[BrokerError | None], None]]] = []
 
@@ -89,13 +89,18 @@ class Producer:
             raise ProducerFenced(f"a newer connection publishes as producer {self.producer_id}")
         if number > self._highest:
             return NEW
-        if number <= max(self._highest - WINDOW, self._forgotten):
-            raise OutOfSequence(f"publish number {number} is too old to tell; the newest is {self._highest}")
-        place = bisect_right(self._stored, number, key=lambda stored: stored.first_number)
+        if number <= self._highest - WINDOW:
+            raise self._too_old(number)
+        place = bisect_right(self._stored, number, key=_first_number)
         if place and number < self._stored[place - 1].end:
             stored = self._stored[place - 1].cut(number, self._stored[place - 1].end)
             return Verdict(stored, stored.size)
+        if number <= self._forgotten:
+            raise self._too_old(number)
         return Verdict(None, self._stored[place].first_number - number if place < len(self._stored) else None)
+
+    def _too_old(self, number: int) -> OutOfSequence:
+        return OutOfSequence(f"publish number {number} is too old to tell; the newest is {self._highest}")
 
     def remember(self, stored: Stored) -> None:
         """Take note of numbers that were just given to a log."""
@@ -103,12 +108,11 @@ class Producer:
         if stored.first_number > self._highest and self._stored and stored.continues(self._stored[-1]):
             self._stored[-1] = self._stored[-1].joined(stored)
         else:
-            place = bisect_right(self._stored, stored.first_number, key=lambda other: other.first_number)
-            self._stored.insert(place, stored)
+            self._stored.insert(bisect_right(self._stored, stored.first_number, key=_first_number), stored)
             self._grown()
         self._highest = max(self._highest, end - 1)
         if self._stored[0].end <= self._highest - WINDOW - SLACK:
-            del self._stored[: bisect_right(self._stored, self._highest - WINDOW, key=attrgetter("end"))]
+            del self._stored[: bisect_right(self._stored, self._highest - WINDOW, key=_end)]
 
     @property
     def ranges(self) -> int:
@@ -118,8 +122,13 @@ class Producer:
     def trim(self, kept: int) -> None:
         """Remember only the newest ranges; what is older cannot be told any more."""
         if len(self._stored) > kept:
-            self._forgotten = self._stored[-kept - 1].end - 1
+            self.forget_up_to(self._stored[-kept - 1].end - 1)
             del self._stored[:-kept]
+
+    def forget_up_to(self, number: int) -> None:
+        """Of numbers up to this one, those that are not remembered may be stored or not: they are never new again."""
+        self._forgotten = max(self._forgotten, number)
+        self._highest = max(self._highest, number)
 
     def settled(self, stored: Stored, error: BrokerError | None) -> None:
         """A log has kept these numbers, or has not and they are forgotten; tell whoever sent them again meanwhile."""
@@ -139,15 +148,20 @@ class Producer:
             self._waiting.append((stored, tell))
 
     def _forget(self, gone: Stored) -> None:
+        first = bisect_right(self._stored, gone.first_number, key=_end)
+        last = bisect_left(self._stored, gone.end, key=_first_number)
         kept: list[Stored] = []
-        for stored in self._stored:
-            if stored.log is not gone.log or stored.end <= gone.first_number or stored.first_number >= gone.end:
+        for stored in self._stored[first:last]:
+            if stored.log is not gone.log:
                 kept.append(stored)
                 continue
             before = stored.cut(stored.first_number, gone.first_number)
             after = stored.cut(gone.end, stored.end)
             kept += [part for part in (before, after) if part.size > 0]
-        self._stored = kept
+        self._stored[first:last] = kept
+
+
+_first_number, _end = attrgetter("first_number"), attrgetter("end")
 
 
 def _is_durable(stored: Stored) -> bool:
@@ -168,18 +182,28 @@ class Producers:
             self.trim()
 
     def trim(self) -> None:
-        """Keep memory bounded."""
+        """Keep memory bounded: if all together have too many ranges, those with many keep the newest of their share."""
         if sum(producer.ranges for producer in self._known.values()) > MAX_RANGES:
-            for producer in self._known.values():
-                producer.trim(KEPT_RANGES)
+            busy = [producer for producer in self._known.values() if producer.ranges > KEPT_RANGES]
+            for producer in busy:
+                producer.trim(max(KEPT_RANGES, MAX_RANGES // 2 // len(busy)))
 
-    def restore(self, log: PartitionLog) -> None:
-        """Take in what a log remembers, at start."""
-        for found in log.ranges():
-            if found.producer_id == TRANSACTIONS:
-                continue
-            stored = Stored(found.first_number, found.count, log, found.first_offset)
-            self._get(found.producer_id).remember(stored)
+    def restore(self, logs: Iterable[PartitionLog]) -> None:
+        """Take in what all logs remember, at start."""
+        found: dict[int, list[Stored]] = {}
+        for log in logs:
+            for one in log.ranges():
+                if one.producer_id == TRANSACTIONS:
+                    continue
+                if one.count:
+                    stored = Stored(one.first_number, one.count, log, one.first_offset)
+                    found.setdefault(one.producer_id, []).append(stored)
+                else:
+                    self._get(one.producer_id).forget_up_to(one.first_number)
+        for producer_id, ranges in found.items():
+            producer = self._get(producer_id)
+            for stored in sorted(ranges, key=_first_number):
+                producer.remember(stored)
 
     def open(self, wanted: str, owner: object) -> Producer:
         """Return the producer that a HELLO asks for, "new" or an id; from now on only `owner` publishes as it."""

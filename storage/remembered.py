@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
-from itertools import islice
 
 from storage.engine import TRANSACTIONS, Range
 
@@ -22,16 +21,23 @@ TRANSACTION_RANGES = 64  # of all transactions together: of an unfinished one on
 
 
 class Remembered:
-    """The ranges of every producer, merged where numbers and offsets go on."""
+    """The ranges of every producer, merged where numbers and offsets go on.
+
+    Where there are too many, the oldest are dropped. That they were is remembered too, as a range with the highest
+    number that was dropped and a count of 0: or the next start would take such a number for a new one.
+    """
 
     def __init__(self, ranges: Iterable[Range] = ()) -> None:
         self._producers: OrderedDict[int, deque[Range]] = OrderedDict()  # the least recently active first
+        self._dropped: dict[int, int] = {}  # the highest number, by producer
         self._count = 0
         self.add(ranges)
 
     def __iter__(self) -> Iterator[Range]:
         """Yield every range, the least recently active producer's first."""
-        for ranges in self._producers.values():
+        for producer_id, ranges in self._producers.items():
+            if producer_id in self._dropped:
+                yield Range(producer_id, self._dropped[producer_id], 0, 0)
             yield from ranges
 
     def add(self, ranges: Iterable[Range]) -> None:
@@ -40,30 +46,51 @@ class Remembered:
             self._add(new)
 
     def _add(self, new: Range) -> None:
-        ranges = self._producers.setdefault(new.producer_id, deque())
-        self._producers.move_to_end(new.producer_id)
+        producer_id = new.producer_id
+        ranges = self._producers.setdefault(producer_id, deque())
+        self._producers.move_to_end(producer_id)
+        if not new.count:
+            self._note_dropped(producer_id, new.first_number)
+            return
         last = ranges[-1] if ranges else None
         if last and continues(last, new):
-            ranges[-1] = Range(last.producer_id, last.first_number, last.first_offset, last.count + new.count)
+            ranges[-1] = Range(producer_id, last.first_number, last.first_offset, last.count + new.count)
         else:
             ranges.append(new)
             self._count += 1
-        most = TRANSACTION_RANGES if new.producer_id == TRANSACTIONS else MAX_RANGES
-        while len(ranges) > most or ranges[0].first_number + ranges[0].count <= new.first_number + new.count - WINDOW:
+        oldest = new.first_number + new.count - WINDOW
+        while ranges[0].first_number + ranges[0].count <= oldest:
             ranges.popleft()
             self._count -= 1
+        if self._dropped.get(producer_id, oldest) < oldest:
+            del self._dropped[producer_id]  # that goes without saying now
+        most = TRANSACTION_RANGES if producer_id == TRANSACTIONS else MAX_RANGES
+        if len(ranges) > most:
+            self._keep_newest(producer_id, most)
         self._stay_bounded()
+
+    def _keep_newest(self, producer_id: int, count: int) -> None:
+        ranges = self._producers[producer_id]
+        while len(ranges) > count:
+            dropped = ranges.popleft()
+            self._count -= 1
+            self._note_dropped(producer_id, dropped.first_number + dropped.count - 1)
+
+    def _note_dropped(self, producer_id: int, number: int) -> None:
+        if producer_id != TRANSACTIONS:  # of these only the newest count
+            self._dropped[producer_id] = max(self._dropped.get(producer_id, 0), number)
 
     def _stay_bounded(self) -> None:
         if len(self._producers) > MAX_PRODUCERS:
             if next(iter(self._producers)) == TRANSACTIONS:
                 self._producers.move_to_end(TRANSACTIONS)  # a start must know what it need not copy again
-            self._count -= len(self._producers.popitem(last=False)[1])
+            forgotten, ranges = self._producers.popitem(last=False)
+            self._dropped.pop(forgotten, None)
+            self._count -= len(ranges)
         if self._count > MAX_RANGES:
             share = max(1, MAX_RANGES // 2 // len(self._producers))
-            for producer_id, ranges in self._producers.items():
-                self._producers[producer_id] = deque(islice(ranges, max(0, len(ranges) - share), None))
-            self._count = sum(map(len, self._producers.values()))
+            for producer_id in self._producers:
+                self._keep_newest(producer_id, share)
 
 
 def continues(last: Range, new: Range) -> bool:

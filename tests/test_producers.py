@@ -97,6 +97,14 @@ def test_a_batch_that_failed_is_new_again():
     assert [n for n in range(1, 11) if producer.judge(n).stored is None] == [4, 5, 6]
 
 
+def test_of_numbers_that_failed_only_those_of_their_log_are_new_again():
+    producer, log, other = Producer(1), a_log(), a_log()
+    for number in range(1, 11):
+        producer.remember(Stored(number, 1, log if number % 2 else other, number))
+    producer.settled(Stored(3, 5, log, 3), DiskFull("full"))
+    assert [n for n in range(1, 11) if producer.judge(n).stored is None] == [3, 5, 7]
+
+
 def test_a_publish_sent_again_waits_for_the_first_attempt():
     producer, log, told = Producer(1), a_log(end_offset=0), []
     numbers = Stored(1, 2, log, 0)
@@ -121,9 +129,46 @@ def test_a_newer_connection_fences_the_older_one_off():
 
 def test_a_restart_knows_what_the_logs_remember():
     log, producers = a_log(ranges=[Range(7, 1, 100, 5), Range(7, 6, 200, 1)]), Producers()
-    producers.restore(log)
+    producers.restore([log])
     producer = producers.open("7", None)
     assert [look_up(producer, n) for n in (1, 5, 6, 7)] == [(log, 100), (log, 104), (log, 200), None]
+
+
+def test_a_restart_takes_numbers_of_several_logs_in_their_order():
+    logs = [
+        a_log(ranges=[Range(7, number, number // 3, 1) for number in range(1 + place, 3_001, 3)]) for place in range(3)
+    ]
+    producers = Producers()
+    producers.restore(logs)
+    producer = producers.open("7", None)
+    for number in (1, 2, 3, 1_500, 3_000):
+        assert look_up(producer, number) == (logs[(number - 1) % 3], number // 3)
+    assert look_up(producer, 3_001) is None
+
+
+def test_what_a_log_had_to_drop_is_refused_after_a_restart_and_what_it_has_is_known():
+    log, other = a_log(ranges=[Range(7, 500, 0, 0), Range(7, 501, 90, 5)]), a_log(ranges=[Range(7, 100, 40, 1)])
+    producers = Producers()
+    producers.restore([log, other])
+    producer = producers.open("7", None)
+    assert [look_up(producer, n) for n in (100, 501, 505)] == [(other, 40), (log, 90), (log, 94)]
+    assert look_up(producer, 506) is None
+    for lost in (99, 101, 500):
+        with pytest.raises(OutOfSequence):
+            producer.judge(lost)
+    producers.restore([a_log(ranges=[Range(8, 300, 0, 0)])])
+    with pytest.raises(OutOfSequence):
+        producers.open("8", None).judge(300)
+
+
+def test_one_producer_alone_is_known_as_far_back_as_a_client_can_ask():
+    producers, log = Producers(), a_log()
+    producer = producers.open("new", None)
+    for number in range(1, MAX_RANGES + 50_000):
+        producer.remember(Stored(number, 1, log, 2 * number))
+        if number % 1_000 == 0 and number > window.MAX_BATCHES:
+            assert look_up(producer, number - window.MAX_BATCHES) == (log, 2 * (number - window.MAX_BATCHES))
+    assert producer.ranges <= MAX_RANGES
 
 
 def test_memory_is_bounded_and_what_was_forgotten_is_refused_not_stored_twice():

@@ -23,6 +23,25 @@ def test_the_last_numbers_of_a_producer_are_remembered_and_hardly_more() -> None
     assert list(long) == [Range(1, 11, 20, WINDOW)]
 
 
+def test_that_ranges_were_dropped_for_want_of_room_is_remembered_and_restored() -> None:
+    known = Remembered(Range(1, number, 2 * number, 1) for number in range(1, MAX_RANGES + 11))
+    assert next(iter(known)) == Range(1, 10, 0, 0)
+    again = Remembered(list(known))
+    assert list(again) == list(known)
+    again.add([Range(1, WINDOW + 11, 10**9, 1)])
+    assert next(iter(again)).count == 1, "older than all that is remembered anyway"
+
+
+def test_of_many_producers_each_remembers_up_to_where_it_was_cut() -> None:
+    known = Remembered()
+    for number in range(1, 17_000):
+        known.add(Range(producer, number, 4 * number + producer, 1) for producer in range(1, 5))
+    for producer in range(1, 5):
+        (cut, *kept) = [one for one in known if one.producer_id == producer]
+        assert cut.count == 0
+        assert [one.first_number for one in kept] == list(range(cut.first_number + 1, 17_000))
+
+
 def test_the_least_recently_active_producers_are_forgotten() -> None:
     known = Remembered(Range(producer, 1, producer, 1) for producer in range(1, MAX_PRODUCERS + 1))
     known.add([Range(1, 2, 20_000, 1), Range(99_999, 1, 20_001, 1)])
