@@ -106,19 +106,27 @@ class ScatteredOffsets(Offsets):
 
     def __init__(self, pieces: Sequence[Scattered]) -> None:
         """No body may be in two pieces."""
-        self._pieces = pieces
+        self._pieces: Sequence[Scattered] | None = pieces  # until they are in order
         self._ordered: _Ordered | None = None
 
     def _order(self) -> _Ordered:
-        if self._ordered is None:
-            self._ordered = _order(self._pieces)
-        return self._ordered
+        pieces, ordered = self._pieces, self._ordered
+        if ordered is None:
+            assert pieces is not None
+            ordered = self._ordered = _order(pieces)
+            self._pieces = None
+        return ordered
+
+    def __reduce__(self) -> tuple[type[ScatteredOffsets], tuple[list[Scattered]]]:
+        return ScatteredOffsets, ([Scattered([run.start], run.partition, run.offset) for run in self._each()],)
+
+    def _each(self) -> list[StoredRun]:
+        return [StoredRun(index, 1, partition, offset) for index, partition, offset in zip(*self._order(), strict=True)]
 
     @property
     def runs(self) -> tuple[StoredRun, ...]:  # type: ignore[override]
         """The runs that neighbours form; mostly of one body each."""
-        each = zip(*self._order(), strict=True)
-        return tuple(_joined([StoredRun(index, 1, partition, offset) for index, partition, offset in each]))
+        return tuple(_joined(self._each()))
 
     @property
     def partitions(self) -> Sequence[int]:
@@ -126,7 +134,8 @@ class ScatteredOffsets(Offsets):
         return self._order().partitions
 
     def __len__(self) -> int:
-        return sum([len(piece.indexes) for piece in self._pieces])
+        pieces = self._pieces
+        return len(self._order().offsets) if pieces is None else sum([len(piece.indexes) for piece in pieces])
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._order().offsets)
@@ -140,7 +149,7 @@ class ScatteredOffsets(Offsets):
         return list(offsets[index]) if isinstance(index, slice) else offsets[index]
 
     def __repr__(self) -> str:
-        return f"<{len(self)} offsets in {len({piece.partition for piece in self._pieces})} partitions>"
+        return f"<{len(self)} offsets in {len(set(self.partitions))} partitions>"
 
 
 class _Ordered(NamedTuple):

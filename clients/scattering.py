@@ -157,9 +157,12 @@ class Scatter:
             indexes.append(index)
             forms.append(form)
             bodies.append(body)
-        return [
-            Piece(partition, indexes, MixedForm(forms), bodies) for partition, (indexes, forms, bodies) in found.items()
+        pieces = [
+            Piece(partition, indexes[some], MixedForm(forms[some]), bodies[some])
+            for partition, (indexes, forms, bodies) in found.items()
+            for some in _cuts(forms, bodies)
         ]
+        return sorted(pieces, key=lambda piece: piece.indexes[0])
 
     def _learn(self, key: str) -> tuple[int, Form]:
         if len(self._of_keys) >= KEYS_REMEMBERED:
@@ -174,6 +177,14 @@ class Scatter:
 
     def _form(self, partition: int, key: str | None) -> Form:
         return Form(self.topic, partition, key, self._properties, self._timestamp_ms)
+
+
+def _cuts(forms: Sequence[Form], bodies: Sequence[bytes]) -> Iterator[slice]:
+    """Yield how to cut what goes to one partition into pieces of about RUN bytes: all may have the same key."""
+    size = sum([form.overhead for form in forms]) + sum(map(len, bodies))
+    count = len(bodies) * RUN // max(size, RUN) + 1
+    for first in range(0, len(bodies), count):
+        yield slice(first, first + count)
 
 
 class _Watched:

@@ -113,6 +113,13 @@ def test_alarms_ring_once_at_the_time_that_was_set_last(changes: list[tuple[int,
     assert alarms.first() == NEVER
 
 
+def test_an_alarm_for_never_is_none_and_takes_no_room() -> None:
+    alarms: Alarms[Item] = Alarms()
+    for _ in range(1_000):
+        alarms.set(Item(), NEVER)
+    assert not alarms._heap
+
+
 def test_the_floor_waits_for_the_oldest_unacked_message() -> None:
     bench = Bench(10, "a")
     bench.deliver()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from collections.abc import AsyncIterator, Iterator
 from zlib import crc32
@@ -15,7 +17,7 @@ from scripted_broker import ScriptedBroker
 from client import AsyncBrokerClient, BrokerClient, PublishFailed, UnknownPartition
 from clients.link import _hang_up
 from clients.receipts import Scattered, ScatteredOffsets, StoredRun
-from clients.scattering import PARTITIONS_KNOWN_FOR, Routes, Scatter
+from clients.scattering import PARTITIONS_KNOWN_FOR, RUN, Routes, Scatter, partition_of
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -188,6 +190,21 @@ def test_scattered_offsets_are_a_sequence_without_what_was_not_stored() -> None:
     assert [run.start for run in holes.runs] == [0, 1, 4, 6, 8]
     assert holes.runs[-1] == StoredRun(8, 1, 0, 5)
     assert repr(holes) == "<5 offsets in 2 partitions>"
+    for copied in (pickle.loads(pickle.dumps(holes)), copy.deepcopy(holes)):
+        assert copied == holes
+        assert copied.runs == holes.runs
+
+
+def test_what_goes_to_one_partition_is_cut_into_runs_even_if_all_have_the_same_key() -> None:
+    scatter = Scatter("t", 16, Routes(), None, 0)
+    bodies = numbered(100_000)
+    list(scatter.with_keys(bodies, ["hot" if number % 10 else str(number) for number in range(100_000)]))
+    pieces = list(scatter.pieces(bodies))
+    assert all(len(piece.form.frames(1, piece.bodies)) <= 1.1 * RUN for piece in pieces)
+    assert [piece.indexes[0] for piece in pieces] == sorted(piece.indexes[0] for piece in pieces)
+    hot = [index for piece in pieces if piece.partition == partition_of("hot", 16) for index in piece.indexes]
+    assert hot == sorted(hot)
+    assert sorted(index for piece in pieces for index in piece.indexes) == list(range(100_000))
 
 
 def test_what_is_known_of_a_topic_is_asked_again_after_a_while() -> None:

@@ -39,6 +39,8 @@ class Alarms(Generic[Item]):
     def set(self, item: Item, due: float) -> None:
         """Make the item due then, instead of whenever it was."""
         item.due = due
+        if due == NEVER:
+            return
         heappush(self._heap, (due, next(self._number), item))
         if len(self._heap) >= self._sweep_at:
             self._heap = [entry for entry in self._heap if entry[2].due == entry[0]]
