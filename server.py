@@ -63,6 +63,8 @@ async def serve(
                     started(broker)
                     await stop.wait()
                     doors.cancel_scope.cancel()
+                for doorway in doorways:
+                    doorway.close()
                 broker.draining = True
                 sessions.cancel_scope.deadline = trio.current_time() + settings.server.shutdown_grace
                 peers.drain()

@@ -100,6 +100,11 @@ class Doorway(NamedTuple):
     def addresses(self) -> str:
         return ", ".join("{}:{}".format(*listener.getsockname()[:2]) for listener in self.listeners)
 
+    def close(self) -> None:
+        """Let nobody in any more: who comes now is told so at once, and does not wait for an answer."""
+        for listener in self.listeners:
+            listener.close()
+
 
 class Peers:
     """Everybody who is connected, through whichever door."""

@@ -133,6 +133,8 @@ def test_a_second_signal_exits_at_once_and_loses_nothing_that_was_acked(start_br
         assert peer.publish("a", b"kept").properties["offset"] == "0"
         broker.process.send_signal(signal.SIGTERM)
         assert peer.receive().type == MessageType.GOODBYE
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", broker.port), timeout=10)
         broker.process.send_signal(signal.SIGTERM)
         assert broker.wait() == 128 + signal.SIGTERM
     broker.start()
