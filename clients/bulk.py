@@ -81,5 +81,13 @@ class Tally:
         index, error = self._failure
         if not isinstance(error, QBError):
             raise error
-        kind = PublishUncertain if isinstance(error, PublishUncertain) else PublishFailed
-        raise kind(f"body {index} failed, {len(stored)} were stored: {error}", index, stored) from error
+        failed = _failed(index, stored, error)
+        failed.code = error.code
+        raise failed from error
+
+
+def _failed(index: int, stored: Offsets, error: QBError) -> PublishFailed:
+    if not isinstance(error, PublishUncertain):
+        return PublishFailed(f"body {index} failed, {len(stored)} were stored: {error}", index, stored)
+    text = f"from body {index} on nobody knows what is stored, {len(stored)} surely are: {error}"
+    return PublishUncertain(text, index, stored)

@@ -18,6 +18,8 @@ from core.errors import Code
 class QBError(Exception):
     """Anything that this library raises about the broker."""
 
+    code: str | None = None  # of the refusal that is behind it, if one is; that is its `__cause__` then
+
 
 class BrokerUnavailable(QBError):
     """No broker could be reached, so nothing was sent; the text says what to check."""
@@ -57,6 +59,7 @@ class RequestRefused(QBError):
     """The broker said no. `code` is stable and for programs, `text` is for people."""
 
     wire_code: ClassVar[Code | None] = None
+    code: str
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(code, text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import socket
 
-from clients.errors import BrokerUnavailable, ConnectionLost, RequestTimedOut
+from clients.errors import BrokerUnavailable, ConnectionLost, RequestRefused, RequestTimedOut
 
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
@@ -40,16 +40,21 @@ class Trouble:
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
         self._text = f"no connection to {host}:{port} yet"
+        self._refusal: RequestRefused | None = None
         self.failures = 0  # attempts that failed and connections that were lost, so far
 
     def note(self, error: BaseException) -> None:
         """Take note of why there is no connection (any more)."""
         self._text = explain(self._host, self._port, error)
+        self._refusal = error if isinstance(error, RequestRefused) else None
         self.failures += 1
 
     def unavailable(self) -> BrokerUnavailable:
         """For a call that was never sent."""
-        return BrokerUnavailable(self._text)
+        error = BrokerUnavailable(self._text)
+        if self._refusal is not None:
+            error.code, error.__cause__ = self._refusal.code, self._refusal.with_traceback(None)
+        return error
 
     def stalled(self) -> RequestTimedOut:
         """For a call that was never sent because earlier ones get no answer."""

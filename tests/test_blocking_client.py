@@ -154,6 +154,7 @@ def test_a_refusal_among_many_says_where_and_what_was_stored(scripted: ScriptedB
     assert caught.value.index == 2
     assert caught.value.stored == [0, 1, 2, 3]
     assert isinstance(caught.value.__cause__, DiskFull)
+    assert caught.value.code == "DISK_FULL"
     assert [(run.start, run.size) for run in caught.value.stored.runs] == [(0, 2), (3, 2)]  # type: ignore[attr-defined]
 
 

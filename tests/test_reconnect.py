@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from scripted_broker import Plan, ScriptedBroker
 
-from client import BrokerClient, BrokerUnavailable, ConnectionLost, PublishUncertain
+from client import BrokerClient, BrokerUnavailable, ConnectionLost, PublishUncertain, TooManyConnections
 from clients.recovery import LONGEST_PAUSE, Backoff, explain
 
 pytestmark = pytest.mark.timeout(40)
@@ -179,9 +179,11 @@ def test_a_call_made_before_the_broker_is_up_succeeds_when_it_comes() -> None:
 def test_a_broker_that_turns_everybody_away_is_quoted() -> None:
     with (
         ScriptedBroker(Plan(turn_away="TOO_MANY_CONNECTIONS")) as broker,
-        pytest.raises(BrokerUnavailable, match="go away"),
+        pytest.raises(BrokerUnavailable, match="go away") as caught,
     ):
         BrokerClient(port=broker.port).connect()
+    assert caught.value.code == "TOO_MANY_CONNECTIONS"
+    assert isinstance(caught.value.__cause__, TooManyConnections)
 
 
 def test_a_peer_that_speaks_another_protocol_is_not_taken_for_a_broker() -> None:
