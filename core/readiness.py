@@ -21,7 +21,7 @@ import trio
 
 RECEIVE_BYTES = 524_288  # that are received before they are handed over
 ROOM = 262_144  # that each of several peers finds at least
-STEP_BYTES = 2_097_152  # received in one step, after which nobody is looked at again: others have their turn
+STEP_BYTES = 2_097_152  # received in one step; then others have their turn
 AVAILABLE = hasattr(select, "epoll")
 AT_ONCE = 256  # sockets that are read at one look
 # Seconds in which somebody who publishes one at a time may be expected to come again. After one who did, we do not fall
@@ -52,6 +52,7 @@ class Readiness:
         self._epoll = select.epoll()
         self._together = together
         self._attended: dict[int, tuple[socket.socket, Take]] = {}
+        self._behind: list[tuple[int, int]] = []  # those who were ready when others had brought enough for a step
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
 
     def add(self, sock: socket.socket, take: Take) -> None:
@@ -79,26 +80,35 @@ class Readiness:
 
     def _attend(self, ready: Ready) -> bool:
         """Take what these bring, in one step; returns whether that was a lone publish, and is done."""
+        if self._behind:
+            waiting, self._behind = self._behind, []
+            ready = [*waiting, *(each for each in ready if each not in waiting)]
         with self._together(len(ready) == 1) as step:
             left = STEP_BYTES
-            while ready:
-                taken = self._take(ready)
+            while ready and left > 0:
+                taken = self._take(ready, left)
                 left -= taken
                 # Who sends much has more on its way: what comes together is committed together.
-                ready = self._epoll.poll(0, AT_ONCE) if taken >= ROOM and left > 0 else ()
+                ready = self._epoll.poll(0, AT_ONCE) if taken >= ROOM else ()
         return step is not None and step.at_once
 
-    def _take(self, ready: Ready) -> int:
-        """Receive what these bring and hand it over; returns how many bytes."""
-        taken = 0
-        for received in self._received(ready):
+    def _take(self, ready: Ready, enough: int) -> int:
+        """Receive what these bring and hand it over; returns how many bytes.
+
+        When that is enough, those behind come first the next time.
+        """
+        taken, rest = 0, iter(ready)
+        for received in self._received(rest):
             for number, data in received:
                 taken += len(data)
                 if attended := self._attended.get(number):  # one before it may have ended it
                     attended[1](data)
+            if taken >= enough:
+                self._behind = list(rest)
+                break
         return taken
 
-    def _received(self, ready: Ready) -> Iterator[list[tuple[int, memoryview]]]:
+    def _received(self, ready: Iterator[tuple[int, int]]) -> Iterator[list[tuple[int, memoryview]]]:
         """Yield what has come, as much at a time as there is room for."""
         received: list[tuple[int, memoryview]] = []
         room = self._buffer

@@ -176,6 +176,30 @@ async def test_whoever_sends_much_is_read_until_it_is_silent_or_has_had_its_shar
     nursery.cancel_scope.cancel()
 
 
+async def test_many_who_send_much_share_a_step_and_each_has_its_turn(nursery, pair, monkeypatch):
+    monkeypatch.setattr(readiness, "RECEIVE_BYTES", 1000)
+    monkeypatch.setattr(readiness, "ROOM", 1000)
+    monkeypatch.setattr(readiness, "STEP_BYTES", 2000)
+    steps: list[list[int]] = []
+
+    @contextmanager
+    def together(idle: bool) -> Iterator[None]:
+        steps.append([])
+        yield
+
+    ready, pairs = Readiness(together), [pair() for _ in range(5)]
+    for number, (ours, theirs) in enumerate(pairs):
+        ready.add(ours, lambda data, number=number: steps[-1].append(number))
+        theirs.send(bytes(4_000))
+    nursery.start_soon(ready.run)
+    await until_quiet()
+    assert {len(step) for step in steps} == {2}
+    seen = [number for step in steps for number in step]
+    assert sorted(seen) == sorted([*range(5)] * 4)
+    assert all(set(range(5)) <= set(seen[at : at + 9]) for at in range(6)), "nobody has to wait for long"
+    nursery.cancel_scope.cancel()
+
+
 def _is_readable(sock: socket.socket) -> bool:
     return bool(select.select([sock], [], [], 0)[0])
 
