@@ -21,14 +21,13 @@ from core.consumers import GroupManager
 from core.errors import (
     BadRequest,
     BrokerError,
-    MessageTooLarge,
     ShuttingDown,
     TopicExists,
     TopicInUse,
     UnknownPartition,
     UnknownTopic,
 )
-from core.frames import MAX_PROPERTIES, RESERVED, MessageType, encode_frame, encode_properties
+from core.frames import RESERVED, MessageType, encode_frame, encode_properties, too_large
 from core.manager import SubscriptionManager
 from core.metrics import Metrics
 from core.names import check_name
@@ -247,9 +246,9 @@ class MessageBroker:
             if name in RESERVED:
                 raise BadRequest(f"property {name!r} has a meaning of its own; choose another name")
         encoded = encode_properties({**own, **(properties or {})})
-        most = self.settings.server.max_message_size
-        if len(body) > most or len(encoded) > MAX_PROPERTIES:
-            raise MessageTooLarge(len(body) + len(encoded), most)
+        excess = too_large(len(body), len(encoded), self.settings.server.max_message_size)
+        if excess:
+            raise excess
         return encoded
 
     # Reading

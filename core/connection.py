@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from core.alike import count_alike, give_head
-from core.errors import BadRequest, BrokerError, MessageTooLarge, PeerMisbehaved, UnknownType
+from core.errors import BadRequest, BrokerError, PeerMisbehaved, UnknownType
 from core.frames import (
     HEAD,
     LENGTH,
@@ -27,6 +27,7 @@ from core.frames import (
     MessageType,
     decode_frame,
     decode_properties,
+    too_large,
 )
 from storage.engine import Run
 
@@ -165,8 +166,9 @@ class ServerConnection:
         body_length = total - OVERHEAD - properties_length
         if kind == STAGE and properties_length <= MAX_PROPERTIES:
             return self._stage_frame(total, number, properties_length, body_length)  # its messages have the limit
-        if body_length > self._max_body or properties_length > MAX_PROPERTIES:
-            return self._pass_over(MessageTooLarge(total, self._max_frame))
+        excess = too_large(body_length, properties_length, self._max_body)
+        if excess:
+            return self._pass_over(excess)
         if kind == PUBLISH:
             return self._publishes(number, properties_length, body_length)
         frame = decode_frame(self._unread, self._at)

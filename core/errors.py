@@ -96,10 +96,10 @@ class UnknownPartition(BrokerError):
 
 
 class MessageTooLarge(BrokerError):
-    """The frame is longer than this broker accepts."""
+    """A body, or the properties beside it, are longer than this broker accepts."""
 
-    def __init__(self, size: int, limit: int) -> None:
-        super().__init__(f"a frame of {size} bytes is over this broker's limit of {limit}")
+    def __init__(self, text: str, size: int, limit: int) -> None:
+        super().__init__(f"{text} over this broker's limit of {limit}")
         self.size, self.limit = size, limit
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from core.errors import BadRequest, PeerMisbehaved
+from core.errors import BadRequest, MessageTooLarge, PeerMisbehaved
 
 if TYPE_CHECKING:
     import construct
@@ -66,6 +66,15 @@ class Frame(NamedTuple):
     timestamp: int
     properties: dict[str, str]
     body: bytes
+
+
+def too_large(body_length: int, properties_length: int, max_body: int) -> MessageTooLarge | None:
+    """Return what is to be said if the body or the properties are over their limit, each with its own numbers."""
+    if body_length > max_body:
+        return MessageTooLarge(f"a body of {body_length} bytes is", body_length, max_body)
+    if properties_length > MAX_PROPERTIES:
+        return MessageTooLarge(f"properties of {properties_length} bytes are", properties_length, MAX_PROPERTIES)
+    return None
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:

@@ -203,3 +203,23 @@ async def test_groups_are_the_same_through_both_doors(a_broker):
         await lines.data("joinGroup", groupId="g", topic="a", consumerId="m")
         (member,) = (await frames.call("describe_group", group="g"))["members"]
         assert (member["member"], member["partitions"]) == ("m", [["a", 0], ["a", 1]])
+
+
+@pytest.mark.parametrize(
+    ("body", "properties", "words"),
+    [
+        ("x" * 1_001, {}, "a body of 1001 bytes is over this broker's limit of 1000"),
+        ("x", {"note": "x" * 65_530}, "properties of 65544 bytes are over this broker's limit of 65536"),
+    ],
+    ids=["body", "properties"],
+)
+async def test_every_door_says_which_part_of_a_message_is_too_large_and_what_its_limit_is(
+    a_broker, body, properties, words
+):
+    async with a_broker(max_message_size=1_000) as connect:
+        frames, lines, http = await connect(), await connect.lines(), await connect.http()
+        await lines.data("createTopic", topic="a")
+        assert (await frames.publish("a", body.encode(), **properties)).properties["error"] == words
+        assert await lines.error("produce", topic="a", value=body, properties=properties) == words
+        answer = await http.ask("POST", "/topics/a/messages", {"value": body, "headers": properties})
+        assert (answer.status, answer.json["error"]) == (413, words)
