@@ -13,7 +13,7 @@ from functools import partial
 
 import trio
 
-from core.errors import BrokerError
+from core.errors import BrokerError, LogDamaged
 from storage.batches import walk
 from storage.engine import Topic
 from storage.files import sync_directory
@@ -67,12 +67,15 @@ def _delete(segments: list[Segment]) -> None:
 async def prove(logs: Logs) -> None:
     """Check every seal of the segments that were closed before this start; what is wrong stops its topic."""
     for _, log in list(logs()):
-        for segment in log.closed_segments:
-            await _prove_segment(log, segment)
+        try:
+            for segment in log.closed_segments:
+                await _prove_segment(log, segment)
+        except LogDamaged:
+            pass  # it was told when it was found, and nothing else of the topic is served now
 
 
 async def _prove_segment(log: LocalLog, segment: Segment) -> None:
-    """Walk a segment, a slice at a time, until its end or until the log explains why not."""
+    """Walk a segment, a slice at a time, until its end or until the log explains why not. Raises LogDamaged."""
     position, offset, agrees = 0, segment.base_offset, True
     try:
         while position < segment.size:
@@ -81,6 +84,8 @@ async def _prove_segment(log: LocalLog, segment: Segment) -> None:
             agrees = agrees and same
             await trio.sleep(PAUSE)
         segment.index.believed = segment.index.believed or agrees
+    except LogDamaged:
+        raise
     except BrokerError as error:
         logger.info("%s was not proved to its end: %s", segment.log_path, error)
 

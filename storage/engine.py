@@ -297,7 +297,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     messages: int
     cut_bytes: int = 0  # torn tails, never acked
     rebuilt_indexes: int = 0
-    notes: tuple[str, ...] = ()  # a sentence for each thing an operator should know: adopted, damaged, cleared
+    notes: tuple[str, ...] = ()  # a sentence for each thing an operator should know: adopted, damaged, cut
 
 
 class Engine(Protocol):

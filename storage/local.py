@@ -29,7 +29,7 @@ from storage.measures import Measures
 from storage.metadata import LocalMetadata, Write
 from storage.pace import Pace
 from storage.partition_log import LocalLog
-from storage.recovery import Recovered, recover
+from storage.recovery import Recovered, notes_on, recover
 from storage.shared import Health, LogSettings, Shared
 from storage.staging import LocalStage, LocalStages
 from storage.tail import LastReads, Memory
@@ -128,19 +128,18 @@ class LocalEngine:
     def _recover(self) -> None:
         notes: list[str] = []
         self._clear_unfinished(notes)
-        found: list[Recovered] = []
+        parts: dict[str, list[Recovered]] = {}
         for topic in self._find_topics(notes):
-            parts = self._recover_topic(topic)
-            self._keep(topic, parts)
-            found += parts
-            notes += [f"topic {topic.topic!r} is not served: {part.damage}" for part in parts if part.damage]
-        notes += self._stages.recover()
+            parts[topic.topic] = self._recover_topic(topic)
+            self._keep(topic, parts[topic.topic])
+        notes += [*notes_on(parts), *self._stages.recover()]
+        found = [part for its in parts.values() for part in its]
         logs = [log for kept in self._kept.values() for log in kept.logs]
         self.recovery = Recovery(
             topics=len(self._kept),
             messages=sum([log.end_offset - log.first_offset for log in logs]),
             cut_bytes=sum([part.cut_bytes for part in found]),
-            rebuilt_indexes=sum([part.rebuilt_indexes for part in found]),
+            rebuilt_indexes=sum([len(part.rebuilt_indexes) for part in found]),
             notes=tuple(notes),
         )
 

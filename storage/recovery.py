@@ -10,6 +10,7 @@ Closed segments get a cheap check; the newest one is walked, and a torn tail is 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,8 +30,9 @@ class Recovered(msgspec.Struct):
 
     segments: list[Segment] = []
     remembered: Remembered = msgspec.field(default_factory=Remembered)
+    cut_from: str = ""  # the file whose torn tail was cut
     cut_bytes: int = 0
-    rebuilt_indexes: int = 0
+    rebuilt_indexes: list[str] = []
     damage: LogDamaged | None = None
 
 
@@ -51,6 +53,21 @@ def recover(files: OpenFiles, directory: Path) -> Recovered:
     except LogDamaged as damage:
         found.damage = damage
     return found
+
+
+def notes_on(parts: Mapping[str, Sequence[Recovered]]) -> list[str]:
+    """Return a sentence for each thing that an operator should know of the topics' partitions."""
+    found = [(topic, part) for topic, its in parts.items() for part in its]
+    notes = [f"topic {topic!r} is not served: {part.damage}" for topic, part in found if part.damage]
+    for _, part in found:
+        if part.cut_bytes:
+            size = "1 byte" if part.cut_bytes == 1 else f"{part.cut_bytes} bytes"
+            notes.append(f"cut {size} off the end of {part.cut_from}: a batch half written, never acked as fsynced")
+    rebuilt = [path for _, part in found for path in part.rebuilt_indexes]
+    if rebuilt:  # one sentence for all: after a kill, many may be behind
+        others = f" and {len(rebuilt) - 1} more" if len(rebuilt) > 1 else ""
+        notes.append(f"rebuilt {rebuilt[0]}{others} from the log: after a kill an index may be behind; nothing is lost")
+    return notes
 
 
 def base_offsets(directory: Path) -> list[int]:
@@ -97,7 +114,7 @@ def _open_newest(found: Recovered, segment: Segment, must_end: int | None) -> No
         except BadBatch as bad:
             if must_end is not None:
                 raise LogDamaged(segment.log_path, bad.position, bad.what) from bad
-            found.cut_bytes += _cut_tail(segment, fd, end, bad)
+            found.cut_from, found.cut_bytes = segment.log_path, _cut_tail(segment, fd, end, bad)
         _sync(segment, fd)
     if not segment.size:
         raise LogDamaged(segment.log_path, 0, "the segment is empty")
@@ -172,5 +189,5 @@ def _mend_index(found: Recovered, segment: Segment, entries: bytes) -> None:
         segment.index.trust(segment.count)
     else:
         segment.index.replace(entries)
-        found.rebuilt_indexes += 1
+        found.rebuilt_indexes.append(segment.index_path)
     segment.index.believed = True

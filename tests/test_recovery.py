@@ -69,6 +69,46 @@ async def test_bytes_that_were_never_sealed_are_cut(tmp_path: Path, garbage: byt
         assert await everything(engine.log("t", 0)) == BODIES[:3]
 
 
+async def test_the_operator_is_told_of_a_tail_that_was_cut(tmp_path: Path) -> None:
+    await fill(tmp_path, BATCHES)
+    (log,) = logs(tmp_path)
+    with log.open("ab") as file:
+        file.write(b"half a batch" + b"\0" * 100)
+    async with opened(tmp_path) as engine:
+        told = f"cut 12 bytes off the end of {log}: a batch half written, never acked as fsynced"
+        assert engine.recovery.notes == (told,)
+    async with opened(tmp_path) as engine:
+        assert engine.recovery.notes == ()
+
+
+async def test_the_operator_is_told_in_one_sentence_of_indexes_that_were_rebuilt(tmp_path: Path) -> None:
+    await fill(tmp_path, BATCHES, segment_bytes=10)
+    first, *others = indexes(tmp_path)
+    assert others
+    for path in (first, *others):
+        path.unlink()
+    async with opened(tmp_path, segment_bytes=10) as engine:
+        (note,) = engine.recovery.notes
+        assert note.startswith(f"rebuilt {first} and {len(others)} more from the log")
+    first.unlink()
+    async with opened(tmp_path, segment_bytes=10) as engine:
+        (note,) = engine.recovery.notes
+        assert note.startswith(f"rebuilt {first} from the log")
+
+
+async def test_damage_is_told_once_however_many_sound_segments_follow_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    await fill(tmp_path, [[b"%d" % number] for number in range(8)], segment_bytes=10)
+    damaged = logs(tmp_path)[0]
+    damaged.write_bytes(damaged.read_bytes().replace(b"topic=t", b"topic=x"))
+    engine = open_engine(tmp_path, segment_bytes=10)
+    await prove(engine._logs)
+    engine.close()
+    assert len([line for line in caplog.messages if str(damaged) in line]) == 1
+
+
 async def test_a_whole_batch_that_was_never_acked_is_there_whole(tmp_path: Path) -> None:
     await fill(tmp_path, BATCHES[:2])
     run = make_run(3, [b"x", b"y"])
@@ -131,6 +171,7 @@ async def test_room_that_was_ready_when_the_broker_was_killed_is_no_tear_and_no_
     for place, cut_bytes in ((killed, 0), (torn, len(frames(60, [b"half a batch"])[0]))):
         async with opened(place) as engine:
             assert engine.recovery.cut_bytes == cut_bytes
+            assert any(note.startswith("cut ") for note in engine.recovery.notes) is bool(cut_bytes)
             assert await everything(engine.log("t", 0)) == bodies
             await store(engine.log("t", 0), b"after")
         assert verify(place / "data").findings == []
