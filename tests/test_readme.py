@@ -13,7 +13,7 @@ import pytest
 
 PROJECT = Path(__file__).resolve().parent.parent
 README = (PROJECT / "README.md").read_text()
-SERVE, PUBLISH, *_, TEST = re.findall(r"^```sh\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+SERVE, PUBLISH, FOR_TRANSACTION, *_, TEST = re.findall(r"^```sh\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 PYTHON, CONSUMER, TRANSACTION, *_ = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
@@ -71,13 +71,19 @@ def test_the_first_screen_works_when_pasted(home: Path, port: int) -> None:
 @pytest.mark.process
 def test_the_transaction_works_when_pasted(home: Path, port: int) -> None:
     qb = [".venv/bin/qb", "--port", str(port)]
-    for topic in ("invoices", "audit"):
-        run([*qb, "create-topic", topic], home)
+    run(["bash", "-euc", FOR_TRANSACTION.replace(".venv/bin/qb ", f".venv/bin/qb --port {port} ")], home)
     for _ in range(2):  # the second time adds nothing
         python = TRANSACTION.replace("BrokerClient()", f"BrokerClient(port={port})")
         run([".venv/bin/python", "-c", python], home)
     assert run([*qb, "fetch", "audit", "--offset", "0"], home) == "a\nb\n"
     assert "1 committed transaction " in run([*qb, "list-transactions"], home)
+
+
+def test_no_two_sections_make_the_same_topic_so_that_all_can_be_pasted() -> None:
+    made = re.findall(r"create-topic ([\w-]+)$", README, re.MULTILINE)
+    made += re.findall(r'"createTopic","topic":"([^"]+)"', README)
+    made += re.findall(r"""--json '{"name":"([^"]+)".* http://\S+/topics$""", README, re.MULTILINE)
+    assert sorted(made) == ["audit", "events", "invoices", "orders", "visits"]
 
 
 @pytest.mark.process
