@@ -74,6 +74,7 @@ class Session:
         self.name = name
         self._listening_since: float | None = None
         self._heard = False  # since the last look at whether it lives
+        self._probed = False  # since it was heard
 
     # Life
 
@@ -145,17 +146,19 @@ class Session:
         self._scope.cancel()
 
     def check_life(self, interval: float) -> None:
-        """Called now and then: probe a silent peer, drop one that stays silent or does not read."""
+        """Called now and then: probe a silent peer once, drop one that stays silent or does not read."""
         now = trio.current_time()
-        if self._heard and self._listening_since is not None:
-            self._listening_since = now  # late by the time between two calls at most, and no publish asks for the time
-        self._heard = False
+        if self._heard:
+            self._heard = self._probed = False
+            if self._listening_since is not None:
+                self._listening_since = now  # late by the time between two calls at most: no publish asks for the time
         silent = now - self._listening_since if self._listening_since is not None else 0.0
         if silent > 2 * interval:
             self.drop(f"silent for {2 * interval:g} s")
         elif self._transport.queued and now - self._transport.progress_at > 2 * interval:
             self.drop(f"has not read what it was sent for {2 * interval:g} s")
-        elif silent > interval:
+        elif silent > interval and not self._probed:
+            self._probed = True
             self._transport.send(encode_frame(MessageType.HEARTBEAT, PROBE, now_ms()))
 
     # Events

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from itertools import pairwise
 
 import pytest
 import trio
@@ -264,14 +265,26 @@ async def test_a_heartbeat_is_answered_with_its_number(a_broker):
         assert (answer.type, answer.sequence_number) == (MessageType.HEARTBEAT, 42)
 
 
-async def test_a_silent_peer_is_probed_and_then_dropped(a_broker, autojump_clock):
+async def test_a_silent_peer_is_probed_once_and_then_dropped(a_broker, autojump_clock):
     async with a_broker(heartbeat_interval=30) as connect:
         peer, start = await connect(), trio.current_time()
         probe = await peer.receive()
         assert (probe.type, probe.sequence_number) == (MessageType.HEARTBEAT, PROBE)
-        while await peer.receive() is not None:
-            pass
+        assert await peer.receive() is None
         assert 60 <= trio.current_time() - start <= 70
+
+
+async def test_a_peer_that_was_heard_after_a_probe_is_probed_again(a_broker, autojump_clock):
+    async with a_broker(heartbeat_interval=30) as connect:
+        peer = await connect()
+        probed_at = []
+        for _ in range(3):
+            assert (await peer.receive()).sequence_number == PROBE
+            probed_at.append(trio.current_time())
+            await peer.send(MessageType.HEARTBEAT, PROBE)
+        gaps = [later - earlier for earlier, later in pairwise(probed_at)]
+        assert all(30 <= gap <= 40 for gap in gaps)
+        assert await peer.receive() is not None
 
 
 async def test_a_peer_that_answers_probes_is_kept(a_broker, autojump_clock):
