@@ -1,7 +1,7 @@
 """core.methods: the broker's methods by name, with their arguments checked.
 
-May import: core.broker, core.consumers, core.decisions, core.errors, core.manager, core.transactions, msgspec,
-    the standard library.
+May import: core.broker, core.complaints, core.consumers, core.decisions, core.errors, core.manager,
+    core.transactions, msgspec, the standard library.
 Never: trio, socket, storage.
 
 One row a method. The binary door calls them with REQUEST frames; the other doors call the same rows.
@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import msgspec
 
 from core.broker import MessageBroker
+from core.complaints import in_words, why_no_json
 from core.consumers import GroupCommit, GroupManager
 from core.decisions import NamedStage
 from core.errors import BadRequest
@@ -274,8 +275,10 @@ async def call(broker: MessageBroker, method: str, arguments: bytes) -> bytes:
         raise BadRequest(f"there is no method {method[:80]!r}; there are: {', '.join(sorted(METHODS))}")
     try:
         decoded = msgspec.json.decode(arguments or b"{}", type=known.arguments)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequest(f"{method}: {error}") from None
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"{method}: {in_words(str(error))}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"{method}: {why_no_json(error, arguments)}") from None
     answer = await known.call(broker, **decoded.as_keywords())
     return msgspec.json.encode(answer)
 
@@ -289,4 +292,4 @@ def arguments_from_text(kind: type[A], properties: Mapping[str, str]) -> A:
     try:
         return msgspec.convert(wanted, type=kind, strict=False)
     except msgspec.ValidationError as error:
-        raise BadRequest(str(error)) from None
+        raise BadRequest(in_words(str(error))) from None

@@ -1,7 +1,7 @@
 """core.subscribing: the subscriptions that one peer has joined, and what it says about its deliveries.
 
-May import: core.live, core.errors, core.frames, core.manager, core.outlets, core.transport, msgspec, trio,
-    the standard library.
+May import: core.complaints, core.live, core.errors, core.frames, core.manager, core.outlets, core.transport, msgspec,
+    trio, the standard library.
 Never: sockets, files.
 """
 
@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 import trio
 
+from core.complaints import in_words, why_no_json
 from core.errors import BadRequest, NotJoined
 from core.frames import Frame
 from core.live import Live
@@ -133,8 +134,10 @@ class Subscribing:
         live, outlet = self._find(frame.properties.get("subscription_id", ""))
         try:
             settle = _settles.decode(frame.body)
+        except msgspec.ValidationError as error:
+            raise BadRequest(f"SETTLE: {in_words(str(error))}") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BadRequest(f"SETTLE: {error}") from None
+            raise BadRequest(f"SETTLE: {why_no_json(error, frame.body)}") from None
         if isinstance(outlet, FastOutlet):
             outlet.settled = frame.sequence_number
         self._carry_out(live, outlet.name, settle)

@@ -1,6 +1,6 @@
 """gateways.http_bodies: what a request carries, read within bounds and checked: its query, its JSON, its lines of JSON.
 
-May import: gateways.http_errors, msgspec, trio, the standard library.
+May import: core.complaints, gateways.http_errors, msgspec, trio, the standard library.
 Never: sockets, storage, starlette.
 """
 
@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 import msgspec
 import trio
 
+from core.complaints import in_words, why_no_json
 from gateways.http_errors import HttpError, bad_request
 
 JSON = "application/json"
@@ -128,19 +129,9 @@ def decode(body: bytes | memoryview, decoder: msgspec.json.Decoder[T], where: st
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise bad_request(f"{where}{_plain(str(error))}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        what = str(error).removeprefix("JSON is malformed: ")
-        if what.startswith("Input data was truncated"):
-            what = f"it ends too early (byte {len(body)})"
-        raise bad_request(f"{where}invalid JSON: {what}") from None
-    except RecursionError:
-        raise bad_request(f"{where}invalid JSON: too deeply nested") from None
-
-
-def _plain(text: str) -> str:
-    """Return msgspec's words in terms of the request: `$` stands for the body."""
-    return text[: SHOWN * 2].replace("`$.", "`").replace("Object contains", "the object has")
+        raise bad_request(f"{where}{in_words(str(error))[: SHOWN * 2]}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise bad_request(f"{where}{why_no_json(error, body)}") from None
 
 
 def parse_query(query: bytes, kind: type[T]) -> T:
@@ -150,4 +141,4 @@ def parse_query(query: bytes, kind: type[T]) -> T:
         pairs = parse_qsl(text, keep_blank_values=True, errors="replace", max_num_fields=100)
         return msgspec.convert(dict(pairs), kind, strict=False)
     except (msgspec.ValidationError, ValueError) as error:
-        raise bad_request(f"query: {_plain(str(error))}") from None
+        raise bad_request(f"query: {in_words(str(error))[: SHOWN * 2]}") from None

@@ -91,6 +91,55 @@ async def test_requests_with_unknown_methods_or_arguments_are_refused_by_name(a_
         assert await peer.call("list_topics") == []
 
 
+@pytest.mark.parametrize(
+    ("method", "body", "words"),
+    [
+        ("create_topic", b"{}", "`topic` is missing"),
+        ("create_topic", b'{"topic":"a","x":1}', "unknown field `x`"),
+        ("create_topic", b'{"topic":1}', "`topic` must be text, not a whole number"),
+        ("create_topic", b"[]", "it must be an object, not a list"),
+        ("create_topic", b'{"topic":', "invalid JSON: it ends too early (byte 9)"),
+        ("create_topic", b'{"topic":"\xff"}', "invalid JSON: not UTF-8 (byte 10)"),
+        ("create_topic", b'{"topic" 1}', "invalid JSON: expected ':' (byte 9)"),
+        (
+            "create_topic",
+            b'{"topic":"a","retention_hours":NaN}',
+            "invalid JSON: it has no NaN, only finite numbers (byte 31)",
+        ),
+        ("seek", b'{"subscription_id":"s","to":[]}', "`to` must be a whole number or text, not a list"),
+        ("dead_letters", b'{"subscription_id":"s","max":0}', "`max` must be a whole number >= 1"),
+        (
+            "commit_offsets",
+            b'{"group":"g","offsets":[["a",0]]}',
+            "`offsets[0]` must be a list of at least length 3, not 2",
+        ),
+        (
+            "commit_transaction",
+            b'{"transaction":"t","stages":[{"stage":"s"}]}',
+            "`messages` is missing in `stages[0]`",
+        ),
+        (
+            "create_subscription",
+            b'{"subscription_id":"s","topic":"a","options":{"mode":' + b"[" * 100_000,
+            "invalid JSON: too deeply nested",
+        ),
+    ],
+)
+async def test_what_is_wrong_with_the_arguments_is_said_in_plain_words(a_broker, method, body, words):
+    async with a_broker() as connect:
+        answer = await (await connect()).ask(MessageType.REQUEST, 1, body, method=method)
+        assert (answer.properties["code"], answer.properties["error"]) == ("BAD_REQUEST", f"{method}: {words}")
+
+
+async def test_what_is_wrong_with_the_properties_is_said_in_plain_words(a_broker):
+    async with a_broker() as connect:
+        peer = await connect()
+        missing = await peer.ask(MessageType.CREATE_TOPIC, 1)
+        assert missing.properties["error"] == "`topic` is missing"
+        wrong = await peer.ask(MessageType.CREATE_TOPIC, 1, topic="a", partitions="two")
+        assert wrong.properties["error"] == "`partitions` must be a whole number, not text"
+
+
 async def test_topics_are_listed_described_and_deleted(a_broker):
     async with a_broker() as connect:
         peer = await connect()

@@ -1,6 +1,6 @@
 """core.subscriptions.options: what a user may set on a subscription, checked.
 
-May import: core.errors, msgspec, the standard library.
+May import: core.complaints, core.errors, msgspec, the standard library.
 Never: trio, time, storage.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from core.complaints import in_words
 from core.errors import BadRequest
 
 LONGEST = 7 * 24 * 3600.0  # no deadline, delay or extension is longer than a week
@@ -81,4 +82,4 @@ def parse_options(given: Mapping[str, Any]) -> Options:
     try:
         return msgspec.convert(given, Options)
     except msgspec.ValidationError as wrong:
-        raise BadRequest(f"subscription options: {wrong}") from None
+        raise BadRequest(f"subscription options: {in_words(str(wrong))}") from None
