@@ -27,7 +27,8 @@ FLAGS = [
     "--disable-sync",
 ]
 PATIENCE = 20_000  # ms
-FORGIVEN = "Failed to load resource: net::ERR_"  # what the browser itself says of a broker that is not there
+# What the browser itself says of a broker that is not there, or that is recovering
+FORGIVEN = ("Failed to load resource: net::ERR_", "Failed to load resource: the server responded with a status of 503")
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium, as Debian's package installs it")
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120), needs_chromium]
