@@ -24,6 +24,7 @@ from core.kinds import INTEGER, SIZE
 T = TypeVar("T")
 
 DEFAULT_COUNT = {"many": 200_000, "1": 2_000}  # about a second, or a few
+LATENCY_COUNT = 500  # published one at a time after many at once: in a crowd a message has no latency of its own
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +33,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", metavar="SIZE", type=of_kind(SIZE), default=100, help="bytes of each message (100)")
     parser.add_argument("--topic", metavar="TOPIC", help="publish to this one (a topic of its own, deleted afterwards)")
     parser.add_argument(
-        "--depth", choices=["1", "many"], default="many", help="publishes in flight a connection (many)"
+        "--depth",
+        choices=["1", "many"],
+        default="many",
+        help="publishes in flight a connection (many); after many, up to 500 more one at a time show the latency",
     )
     parser.add_argument("--connections", metavar="N", type=at_least_one, default=1, help="publishers at once (1)")
 
@@ -43,7 +47,10 @@ def _bench_publish(args: argparse.Namespace) -> Outcome:
         client = stack.enter_context(broker(args))
         durability = client.server_info()["durability"]
         topic = args.topic or _own_topic(client, stack)
-        seconds, latencies = _measure(args, topic, count)
+        seconds, latencies = _measure(args, topic, count, args.depth)
+        alone = min(count, LATENCY_COUNT)
+        if args.depth == "many":
+            _, latencies = _measure(args, topic, alone, "1")
     data = {
         "count": count,
         "size": args.size,
@@ -54,14 +61,15 @@ def _bench_publish(args: argparse.Namespace) -> Outcome:
         "messages_per_second": round(count / seconds, 1),
         "megabytes_per_second": round(count * args.size / seconds / 1e6, 3),
         "latency_ms": _percentiles(latencies),
+        "latency_of": "all" if args.depth == "1" else f"{counted(alone, 'message')} more, one at a time",
     }
     return Outcome(data, _sentences(data))
 
 
-def _measure(args: argparse.Namespace, topic: str, count: int) -> tuple[float, list[float]]:
+def _measure(args: argparse.Namespace, topic: str, count: int, depth: str) -> tuple[float, list[float]]:
     """Publish from all connections at once; returns the seconds it took and the latencies, if any, sorted."""
     body = os.urandom(args.size)
-    publish = _one_at_a_time if args.depth == "1" else _pipelined
+    publish = _one_at_a_time if depth == "1" else _pipelined
     shares = _shares(count, args.connections)
     with ExitStack() as stack:
         clients = [stack.enter_context(broker(args)) for _ in shares]
@@ -121,10 +129,8 @@ def _pipelined(client: BrokerClient, topic: str, body: bytes, count: int) -> lis
     return []
 
 
-def _percentiles(latencies: Sequence[float]) -> dict[str, float] | None:
+def _percentiles(latencies: Sequence[float]) -> dict[str, float]:
     """Return percentiles, in ms, of sorted seconds."""
-    if not latencies:
-        return None
     ranks = {"p50": 0.50, "p90": 0.90, "p99": 0.99, "max": 1.0}
     last = len(latencies) - 1
     return {name: round(latencies[round(rank * last)] * 1000, 3) for name, rank in ranks.items()}
@@ -134,10 +140,9 @@ def _sentences(data: dict[str, Any]) -> str:
     what = f"{counted(data['count'], 'message')} of {counted(data['size'], 'byte')}, {data['durability']}"
     how = f"{counted(data['connections'], 'connection')}, {data['depth']} in flight"
     rate = f"{data['messages_per_second']:,.0f} msg/s, {data['megabytes_per_second']:,.2f} MB/s"
-    lines = [f"{what}; {how}", rate]
-    if data["latency_ms"]:
-        lines.append("latency " + ", ".join(f"{name} {time:.3f} ms" for name, time in data["latency_ms"].items()))
-    return "\n".join(lines)
+    latency = f"latency of {data['latency_of']}: "
+    latency += ", ".join(f"{name} {time:.3f} ms" for name, time in data["latency_ms"].items())
+    return "\n".join([f"{what}; {how}", rate, latency])
 
 
 def _deliver_arguments(parser: argparse.ArgumentParser) -> None:
