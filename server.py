@@ -29,6 +29,7 @@ from storage.files import CannotOpen
 from storage.local import LocalEngine
 
 log = logging.getLogger("qb.server")
+NOBODY_READS = 141  # exit code as if SIGPIPE had ended us, like other tools in a pipe
 
 USAGE = """usage: python server.py [--print-config] [--version] [--SETTING VALUE ...]
 
@@ -163,7 +164,17 @@ def counted(number: int, noun: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the server as a command; returns the exit code."""
-    argv = sys.argv[1:] if argv is None else argv
+    try:
+        code = carry_out(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
+        code = NOBODY_READS
+    return code
+
+
+def carry_out(argv: Sequence[str]) -> int:
+    """Do what the flags say; returns the exit code. Raises BrokenPipeError when nobody reads what is printed."""
     if "--help" in argv or "-h" in argv:
         print(f"{USAGE}\n\n{describe_flags()}")
         return 0
@@ -188,6 +199,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except* (CannotOpen, OSError) as failed:
         problems = leaves(failed)
     for problem in problems:
+        if isinstance(problem, BrokenPipeError):
+            raise problem
         print(f"qb-server: {problem}", file=sys.stderr)
     return 1 if problems else 0
 

@@ -34,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _carry_out(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        return _leave_quietly()
     except (UsageError, SettingsError) as error:
         complain(str(error))
         return MISUSED
@@ -61,12 +63,14 @@ def _carry_out(argv: Sequence[str]) -> int:
 
 def _print(outcome: Outcome, as_json: bool) -> int:
     """Show the outcome and return the exit code."""
-    try:
-        emit(outcome, as_json)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
-        return NOBODY_READS
+    emit(outcome, as_json)
     return outcome.exit_code
+
+
+def _leave_quietly() -> int:
+    """Return the exit code when whoever read our output has gone: that is no failure of ours."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
+    return NOBODY_READS
 
 
 def _report_fault(error: Exception) -> int:

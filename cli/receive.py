@@ -73,12 +73,17 @@ def _subscribe(args: argparse.Namespace) -> Outcome:
 
 
 def _receive(count: int | None, handle: Callable[[Message], None], join: Callable[[Any], Subscriber]) -> None:
-    """Handle messages until `count` of them were, or for ever."""
-    handled, enough = 0, threading.Event()
+    """Handle messages until `count` of them were, or for ever. Raises BrokenPipeError when nobody reads them."""
+    handled, enough, unread = 0, threading.Event(), threading.Event()
 
     def handler(message: Message) -> None:
         nonlocal handled
-        handle(message)
+        try:
+            handle(message)
+        except BrokenPipeError:
+            unread.set()
+            enough.set()
+            threading.Event().wait()  # until we exit: to return would ack the message, to raise blame it
         handled += 1
         if handled == count:
             subscriber.leave_soon()
@@ -96,7 +101,9 @@ def _receive(count: int | None, handle: Callable[[Message], None], join: Callabl
         while not enough.is_set() and not subscriber.wait(LOOK_EVERY):
             pass
     finally:
-        subscriber.unsubscribe()
+        subscriber.unsubscribe(0 if unread.is_set() else None)
+    if unread.is_set():
+        raise BrokenPipeError
 
 
 def _printing(as_json: bool) -> Callable[[Message], None]:

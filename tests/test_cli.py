@@ -508,15 +508,39 @@ def test_the_help_of_a_command_has_an_example_that_parses(command: Command, offl
 # --- real processes: pipes and terminals ---
 
 
-@pytest.mark.process
-def test_a_reader_that_leaves_is_met_with_silence() -> None:
+def unread(*argv: str) -> Done:
+    """Run a command whose output nobody reads."""
     reader, writer = os.pipe()
     os.close(reader)
-    with start_process("--help", stdout=writer, stderr=PIPE) as process:
+    with start_process(*argv, stdout=writer, stderr=PIPE) as process:
         os.close(writer)
-        assert process.stderr is not None
-        assert process.stderr.read() == b""
-    assert process.returncode == 141
+        _, err = process.communicate(timeout=20)
+    return Done(process.returncode, "", err.decode())
+
+
+@pytest.mark.process
+def test_a_reader_that_leaves_is_met_with_silence() -> None:
+    assert unread("--help") == (141, "", "")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("command", ["fetch", "subscribe", "consume"])
+def test_whoever_prints_messages_ends_quietly_when_nobody_reads_them(
+    command: str, shared: BrokerProcess, topic: str
+) -> None:
+    with BrokerClient(port=shared.port) as client:
+        client.publish(topic, b"x")
+    arguments = ["--group", topic, "--topic", topic] if command == "consume" else [topic]
+    assert unread("--port", str(shared.port), command, *arguments) == (141, "", "")
+
+
+@pytest.mark.process
+def test_a_message_that_nobody_reads_is_not_blamed(shared: BrokerProcess, topic: str) -> None:
+    with BrokerClient(port=shared.port) as client:
+        client.create_subscription(topic, topic)
+        client.publish(topic, b"x")
+        assert unread("--port", str(shared.port), "join-subscription", topic) == (141, "", "")
+        assert client.explain(topic, 0).startswith("waiting for its turn, ")  # not for an attempt after a failure
 
 
 @pytest.mark.process

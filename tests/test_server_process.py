@@ -71,6 +71,22 @@ def test_print_config_shows_each_value_and_where_it_came_from(tmp_path):
     assert ended.returncode == 0
 
 
+@pytest.mark.parametrize("flags", [["--print-config"], ["--help"], ["--version"], ["--port", "0"]])
+def test_a_reader_that_leaves_ends_it_quietly(flags, tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = os.environ | {"QB_DATA_DIR": str(tmp_path / "data"), "QB_JSON_PORT": "0", "QB_HTTP_PORT": "0"}
+    ended = subprocess.run(
+        [sys.executable, str(ROOT / "server.py"), *flags],
+        env=environment,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        timeout=30,
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
 def test_a_port_in_use_is_a_clear_error(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
