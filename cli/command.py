@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
     """What a command found out or did: plain data for scripts and, where data alone would be dull, text for people."""
 
     data: Any  # what JSON can carry; None without a text: everything was shown as it came
-    text: str | None = None  # None: the data is shown as a table
+    text: str | None = None  # None: the data is shown as a table; empty: people are shown nothing
     exit_code: int = 0
 
 

@@ -26,7 +26,7 @@ def emit(outcome: Outcome, as_json: bool) -> None:
     if as_json:
         print(json.dumps(outcome.data, indent=2 if sys.stdout.isatty() else None))
     elif outcome.text is not None:
-        print(outcome.text)
+        print(outcome.text, end="\n" if outcome.text else "")
     else:
         _show(outcome.data)
     sys.stdout.flush()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from io import BufferedReader
 
@@ -100,6 +101,8 @@ def _publish_lines(args: argparse.Namespace) -> Outcome:
             raise _incomplete(error, tally.messages) from error
     seconds = time.perf_counter() - started
     data = {"topic": args.topic, "messages": tally.messages, "bytes": tally.bytes, "seconds": round(seconds, 6)}
+    if not sys.stdout.isatty():
+        return Outcome(data, "")
     stored = f"stored {counted(tally.messages, 'message')} in topic '{args.topic}'"
     return Outcome(data, f"{stored}, {tally.messages / seconds:,.0f} a second")
 
