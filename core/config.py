@@ -220,10 +220,12 @@ def _read_flags(argv: Sequence[str], switches: Collection[str]) -> tuple[list[Gi
             continue
         if not word.startswith("-"):
             raise SettingsError(f"{word!r}: unexpected argument; settings are given as --name VALUE")
+        if flag in switches:
+            raise SettingsError(f"{flag}: this flag takes no value")
         if flag != CONFIG_FILE_FLAG and flag not in _BY_FLAG:
             raise SettingsError(f"{flag}: unknown flag{_nearest(flag, [*_BY_FLAG, CONFIG_FILE_FLAG, *switches])}")
         text = value if equals else next(words, None)
-        if text is None:
+        if text is None or (not equals and text.startswith("--")):
             raise SettingsError(f"{flag}: this flag needs a value")
         if flag == CONFIG_FILE_FLAG:
             file = text, f"flag {flag}"
@@ -245,7 +247,7 @@ def _read_file(file: File | None) -> Iterator[Given]:
     if file is None:
         return
     origin = f"file {file[0]}"
-    for section, fields in _mapping(_parse_yaml(*file), "the whole", origin).items():
+    for section, fields in _mapping(_parse_yaml(*file), "the settings file", origin).items():
         if section not in _SECTIONS:
             raise SettingsError(f"{section}: unknown section in {origin}{_nearest(str(section), _SECTIONS)}")
         for field, value in _mapping(fields, section, origin).items():
@@ -286,7 +288,8 @@ def _checked(setting: Setting, value: object, origin: str) -> Any:
     try:
         return setting.kind.parse(_as_text(setting, value))
     except ValueError:
-        must = f"must be {setting.kind.must_be}, not {_short(value)}"
+        given = "empty" if isinstance(value, str) and not value.strip() else _short(value)
+        must = f"must be {setting.kind.must_be}, not {given}"
         raise SettingsError(f"{setting.name}: {must} (from {origin})") from None
 
 
@@ -317,7 +320,7 @@ def _value(settings: Settings, setting: Setting) -> Any:
 def _nearest(name: str, known: Collection[str]) -> str:
     from difflib import get_close_matches  # here, because most starts have no mistake
 
-    matches = get_close_matches(name, known, n=1)
+    matches = get_close_matches(name, known, n=1, cutoff=0.75)
     return f"; did you mean {matches[0]}?" if matches else ""
 
 

@@ -177,7 +177,7 @@ def test_a_name_like_no_other_is_refused_without_a_guess() -> None:
         (["--port", "abc"], "server.port: must be a whole number (0 to 65535), not 'abc' (from flag --port)"),
         (["--port", "65536"], "server.port: must be a whole number (0 to 65535), not '65536' (from flag --port)"),
         (["--port", "-1"], "server.port: must be a whole number (0 to 65535), not '-1' (from flag --port)"),
-        (["--host", " "], "server.host: must be text, not ' ' (from flag --host)"),
+        (["--host", " "], "server.host: must be text, not empty (from flag --host)"),
         (
             ["--log-level=loud"],
             "server.log_level: must be one of debug, info, warning, error, not 'loud' (from flag --log-level)",
@@ -196,6 +196,8 @@ def test_a_name_like_no_other_is_refused_without_a_guess() -> None:
             "(from flag --segment-bytes)",
         ),
         (["--port"], "--port: this flag needs a value"),
+        (["--port", "--host", "x"], "--port: this flag needs a value"),
+        (["--bogus", "1"], "--bogus: unknown flag"),
         (["9999"], "'9999': unexpected argument; settings are given as --name VALUE"),
     ],
 )
@@ -205,7 +207,7 @@ def test_a_malformed_flag_is_named_with_what_it_must_be(argv: list[str], line: s
 
 def test_a_malformed_variable_is_refused_even_when_a_flag_overrides_it() -> None:
     line = complaint(["--port", "1"], {"QB_SERVER_PORT": ""})
-    assert line == "server.port: must be a whole number (0 to 65535), not '' (from environment QB_SERVER_PORT)"
+    assert line == "server.port: must be a whole number (0 to 65535), not empty (from environment QB_SERVER_PORT)"
 
 
 @pytest.mark.parametrize(
@@ -218,7 +220,7 @@ def test_a_malformed_variable_is_refused_even_when_a_flag_overrides_it() -> None
         ("server: {host: 127}", "server.host: must be text, not 127"),
         ("server: {log_level: off}", "server.log_level: must be one of debug, info, warning, error, not False"),
         ("server: 5", "server: must be settings by name, not 5"),
-        ("- server", "the whole: must be settings by name, not ['server']"),
+        ("- server", "the settings file: must be settings by name, not ['server']"),
         ("server: {port: 1", "is not YAML in line 1"),
         ("a: 2020-99-99", "is not YAML"),
         ("a: !!python/name:os.system 1", "is not YAML in line 1"),
@@ -243,6 +245,8 @@ def test_an_unreadable_file_is_named_with_who_named_it(tmp_path: Path) -> None:
 
 def test_the_switches_of_the_caller_are_passed_over_and_offered_as_guesses() -> None:
     assert load(["--print-config", "--port", "1"], {}, ["--print-config"]).settings.server.port == 1
+    with pytest.raises(SettingsError, match="--print-config: this flag takes no value"):
+        load(["--print-config=1"], {}, ["--print-config"])
     with pytest.raises(SettingsError, match="did you mean --print-config"):
         load(["--print-confg"], {}, ["--print-config"])
 
