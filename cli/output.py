@@ -128,5 +128,6 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "updated_ms": _moment,
     "time_ms": _moment,
     "oldest_unacked_age": "{:.1f} s".format,
+    "uptime": "{:,.1f} s".format,
     "idle": "{:.1f} s".format,
 }

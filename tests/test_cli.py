@@ -305,7 +305,9 @@ def test_ping_prints_each_round_trip(qb: Run, shared: BrokerProcess) -> None:
 
 def test_info_shows_what_the_broker_is(qb: Run) -> None:
     assert json.loads(qb("info", "--json").out)["durability"] == "fsynced"
-    assert ["durability", "fsynced"] in [line.split() for line in qb("info").out.splitlines()]
+    shown = qb("info").out
+    assert ["durability", "fsynced"] in [line.split() for line in shown.splitlines()]
+    assert re.search(r"^uptime +[\d,.]+ s$", shown, re.MULTILINE)
 
 
 def test_bench_leaves_no_topic_behind(qb: Run) -> None:
