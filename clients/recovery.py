@@ -73,13 +73,17 @@ def explain(host: str, port: int, error: BaseException) -> str:
     """Return one sentence that says why there is no connection and what to check."""
     address = f"{host}:{port}"
     error = _first_cause(error)
+    if not 1 <= port <= 65535:
+        return f"there is no port {port}; a port is from 1 to 65535"
     if isinstance(error, ConnectionRefusedError):
         return f"nothing listens on {address}; start the broker with: python server.py"
     if isinstance(error, socket.gaierror):
         return f"the host name {host!r} cannot be resolved; check --host"
     if isinstance(error, TimeoutError):
         return f"no answer from {address} within {CONNECT_TIMEOUT:g} s; check the address and firewalls in between"
-    if isinstance(error, ConnectionError | EOFError):
+    if isinstance(error, EOFError):
+        return f"{address} closed the connection without a word: the broker has gone, or what listens there is not QB"
+    if isinstance(error, ConnectionError):
         return f"{address} closed the connection ({str(error) or type(error).__name__}); see the broker's log"
     return f"no connection to {address}: {error}"
 

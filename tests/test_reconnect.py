@@ -253,12 +253,17 @@ def test_pauses_grow_up_to_a_limit_and_start_anew() -> None:
         (ConnectionRefusedError(), "nothing listens on h:1; start the broker"),
         (socket.gaierror(), "'h' cannot be resolved"),
         (TimeoutError(), "no answer from h:1 within 5 s"),
-        (EOFError(), "closed the connection"),
+        (EOFError(), "the broker has gone, or what listens there is not QB"),
         (OSError("no route"), "no connection to h:1: no route"),
     ],
 )
 def test_each_reason_has_its_sentence(error: Exception, says: str) -> None:
     assert says in explain("h", 1, error)
+
+
+def test_a_port_that_cannot_be_is_said_to_be_none() -> None:
+    with pytest.raises(BrokerUnavailable, match="there is no port 99999; a port is from 1 to 65535"):
+        BrokerClient(port=99999, request_timeout=2).connect()
 
 
 # A real broker, killed
