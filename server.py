@@ -24,7 +24,7 @@ from core.listening import Door, Doorway, FrameDoor, Peers, listen
 from core.version import __version__
 from gateways.http_recovering import answer_recovering
 from gateways.json_lines import JsonDoor
-from storage.engine import Engine
+from storage.engine import Engine, Recovery
 from storage.files import CannotOpen
 from storage.local import LocalEngine
 
@@ -139,6 +139,14 @@ def announce(settings: Settings, doorways: Sequence[Doorway], broker: MessageBro
     found = broker.engine.recovery
     for note in (*found.notes, *broker.transactions.notes):
         log.warning("%s", note)
+    try:
+        greet(settings, doorways, found)
+    except BrokenPipeError:  # nobody reads it, which is no reason to stop
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def greet(settings: Settings, doorways: Sequence[Doorway], found: Recovery) -> None:
+    """Print where we are and what we have."""
     promise = "fsynced before every ack" if settings.storage.fsync_on_write else "NOT fsynced before acks"
     print(f"QB {__version__} listens on {doorways[0].addresses}", flush=True)
     for doorway in doorways[1:]:
@@ -199,8 +207,6 @@ def carry_out(argv: Sequence[str]) -> int:
     except* (CannotOpen, OSError) as failed:
         problems = leaves(failed)
     for problem in problems:
-        if isinstance(problem, BrokenPipeError):
-            raise problem
         print(f"qb-server: {problem}", file=sys.stderr)
     return 1 if problems else 0
 

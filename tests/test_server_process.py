@@ -10,9 +10,10 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, free_port
 from peers import Peer
 
+from client import BrokerClient
 from core.frames import MessageType
 
 pytestmark = pytest.mark.process
@@ -71,7 +72,7 @@ def test_print_config_shows_each_value_and_where_it_came_from(tmp_path):
     assert ended.returncode == 0
 
 
-@pytest.mark.parametrize("flags", [["--print-config"], ["--help"], ["--version"], ["--port", "0"]])
+@pytest.mark.parametrize("flags", [["--print-config"], ["--help"], ["--version"]])
 def test_a_reader_that_leaves_ends_it_quietly(flags, tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
@@ -85,6 +86,27 @@ def test_a_reader_that_leaves_ends_it_quietly(flags, tmp_path):
     )
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+def test_a_greeting_that_nobody_reads_is_no_reason_to_stop(tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    port = free_port()
+    command = [sys.executable, str(ROOT / "server.py"), "--port", str(port), "--data-dir", str(tmp_path / "data")]
+    environment = os.environ | {"QB_JSON_PORT": "0", "QB_HTTP_PORT": "0"}
+    with subprocess.Popen(command, env=environment, stdout=writer, stderr=subprocess.PIPE, text=True) as server:
+        os.close(writer)
+        client = BrokerClient(port=port)
+        try:
+            client.connect(wait=30)
+            client.create_topic("a")
+            assert client.publish("a", b"x").offset == 0
+        finally:
+            client.disconnect()
+            server.send_signal(signal.SIGTERM)
+        _, log = server.communicate(timeout=30)
+    assert server.returncode == 0
+    assert "Traceback" not in log
 
 
 def test_a_port_in_use_is_a_clear_error(tmp_path):
