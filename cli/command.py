@@ -48,7 +48,9 @@ class Command(NamedTuple):
 
 def broker(args: argparse.Namespace) -> BrokerClient:
     """Return the client that the flags for every command describe; `with` connects it."""
-    return BrokerClient(args.host, args.port, args.client_id, request_timeout=args.timeout)
+    return BrokerClient(
+        args.host, args.port, args.client_id, request_timeout=args.timeout, heartbeat_interval=args.heartbeat_interval
+    )
 
 
 def of_kind(kind: Kind) -> Callable[[str], Any]:

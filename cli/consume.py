@@ -1,6 +1,7 @@
 """cli.consume: pull messages: some of a partition, or all of a topic as a member of a consumer group.
 
-May import: cli.command, cli.messages, clients.blocking_consumer, core.kinds, the standard library.
+May import: cli.command, cli.messages, clients.blocking, clients.blocking_consumer, clients.message, core.kinds, the
+    standard library.
 Never: rich, storage.
 """
 
@@ -13,7 +14,9 @@ from contextlib import contextmanager
 
 from cli.command import Command, Outcome, broker, of_kind
 from cli.messages import as_data, show_message
+from clients.blocking import BrokerClient
 from clients.blocking_consumer import Consumer
+from clients.message import Message
 from core.kinds import INTEGER, SECONDS, Kind
 
 
@@ -42,12 +45,20 @@ def _fetch_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _fetch(args: argparse.Namespace) -> Outcome:
     with broker(args) as client:
-        messages = client.fetch(args.topic, args.partition, args.offset, args.max, max_wait=args.wait)
+        messages = list(_fetched(client, args))
     if args.json:
         return Outcome([as_data(message) for message in messages])
     for message in messages:
         show_message(message, as_json=False)
     return Outcome(None)
+
+
+def _fetched(client: BrokerClient, args: argparse.Namespace) -> Iterator[Message]:
+    """Yield as many messages as are wanted and there: one answer may hold fewer."""
+    offset, wait, left = args.offset, args.wait, args.max
+    while left and (portion := client.fetch(args.topic, args.partition, offset, left, max_wait=wait)):
+        yield from portion
+        offset, wait, left = portion.next_offset, 0.0, left - len(portion)
 
 
 def _consume_arguments(parser: argparse.ArgumentParser) -> None:

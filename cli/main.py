@@ -58,6 +58,7 @@ def _carry_out(argv: Sequence[str]) -> int:
     args.host = args.host or settings.server.host
     args.port = args.port or settings.server.port
     args.timeout = args.timeout or settings.client.request_timeout
+    args.heartbeat_interval = settings.client.heartbeat_interval
     return _print(args.run(args), args.json)
 
 

@@ -73,6 +73,14 @@ def test_fetch_prints_the_bodies_one_a_line(qb: Run, topic: str) -> None:
     assert qb("fetch", topic).out == ""
 
 
+def test_fetch_prints_as_many_as_are_wanted_though_one_answer_has_no_room_for_them(
+    qb: Run, topic: str, client: BrokerClient
+) -> None:
+    client.publish_many(topic, [b"%04d" % number + b"x" * 3_000 for number in range(900)], partition=0)
+    lines = qb("fetch", topic, "--max", "800").out.splitlines()
+    assert [line[:4] for line in lines] == [f"{number:04d}" for number in range(800)]
+
+
 def test_fetch_for_scripts_is_one_json_list(qb: Run, topic: str, client: BrokerClient) -> None:
     client.publish(topic, b"\xff", 0, key="k", source="web")
     (message,) = json.loads(qb("fetch", topic, "--json").out)
