@@ -20,7 +20,7 @@ def _group(parser: argparse.ArgumentParser) -> None:
 def _list(args: argparse.Namespace) -> Outcome:
     with broker(args) as client:
         groups = client.list_groups()
-    return Outcome(groups, None if groups else "no groups yet; make one with: client.py consume --group NAME --topic T")
+    return Outcome(groups, None if groups else "no groups yet; make one with: qb consume --group NAME --topic T")
 
 
 def _describe(args: argparse.Namespace) -> Outcome:

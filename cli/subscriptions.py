@@ -66,9 +66,7 @@ def _list(args: argparse.Namespace) -> Outcome:
     rows = [{**row, **row.pop("options")} for row in map(dict, subscriptions)]
     columns = ("subscription_id", "topic", "mode", "paused", "subscribers", "ack_deadline", "created_ms")
     shown = [{name: row[name] for name in columns} for row in rows]
-    return Outcome(
-        shown, None if shown else "no subscriptions; create one with: client.py create-subscription NAME TOPIC"
-    )
+    return Outcome(shown, None if shown else "no subscriptions; create one with: qb create-subscription NAME TOPIC")
 
 
 def _describe(args: argparse.Namespace) -> Outcome:

@@ -67,7 +67,7 @@ def _delete(args: argparse.Namespace) -> Outcome:
 def _list(args: argparse.Namespace) -> Outcome:
     with broker(args) as client:
         topics = client.list_topics()
-    return Outcome(topics, None if topics else "no topics yet; create one with: client.py create-topic NAME")
+    return Outcome(topics, None if topics else "no topics yet; create one with: qb create-topic NAME")
 
 
 def _describe(args: argparse.Namespace) -> Outcome:

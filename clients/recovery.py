@@ -76,7 +76,7 @@ def explain(host: str, port: int, error: BaseException) -> str:
     if not 1 <= port <= 65535:
         return f"there is no port {port}; a port is from 1 to 65535"
     if isinstance(error, ConnectionRefusedError):
-        return f"nothing listens on {address}; start the broker with: python server.py"
+        return f"nothing listens on {address}; start the broker with: qb-server"
     if isinstance(error, socket.gaierror):
         return f"the host name {host!r} cannot be resolved; check --host"
     if isinstance(error, TimeoutError):

@@ -70,7 +70,7 @@ class UnknownTopic(BrokerError):
     """No topic of that name."""
 
     def __init__(self, topic: str) -> None:
-        super().__init__(f"there is no topic {topic!r}; create it with: client.py create-topic {topic}")
+        super().__init__(f"there is no topic {topic!r}; create it with: qb create-topic {topic}")
         self.topic = topic
 
 
@@ -117,7 +117,7 @@ class UnknownSubscription(BrokerError):
     def __init__(self, subscription_id: str) -> None:
         super().__init__(
             f"there is no subscription {subscription_id!r}; create it with: "
-            f"client.py create-subscription {subscription_id} TOPIC"
+            f"qb create-subscription {subscription_id} TOPIC"
         )
         self.subscription_id = subscription_id
 
@@ -190,7 +190,7 @@ class LogDamaged(BrokerError):
     """Stored bytes are not what was written; the log is not served."""
 
     def __init__(self, file: str, position: int, what: str) -> None:
-        super().__init__(f"{file} is damaged at byte {position}: {what}; see: client.py verify")
+        super().__init__(f"{file} is damaged at byte {position}: {what}; see: qb verify")
         self.file, self.position, self.what = file, position, what
 
 

@@ -146,9 +146,7 @@ def test_a_retention_that_is_no_time_is_refused(text: str) -> None:
 
 def test_a_list_without_topics_says_how_to_make_one(start_broker: Callable[..., BrokerProcess], offline: Run) -> None:
     port = str(start_broker().port)
-    assert offline("--port", port, "list-topics").out == (
-        "no topics yet; create one with: client.py create-topic NAME\n"
-    )
+    assert offline("--port", port, "list-topics").out == ("no topics yet; create one with: qb create-topic NAME\n")
     assert offline("--port", port, "--json", "list-topics").out == "[]\n"
 
 
@@ -405,8 +403,8 @@ def test_the_flags_for_every_command_work_before_and_after_it(offline: Run, shar
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        (["describe-topic", "x"], "there is no topic 'x'; create it with: client.py create-topic x"),
-        (["publish", "x", "m"], "there is no topic 'x'; create it with: client.py create-topic x"),
+        (["describe-topic", "x"], "there is no topic 'x'; create it with: qb create-topic x"),
+        (["publish", "x", "m"], "there is no topic 'x'; create it with: qb create-topic x"),
         (["publish", "one", "m", "--partition", "7"], "topic 'one' has no partition 7; it has 0"),
         (["create-topic", "one"], "topic 'one' exists already"),
         (["publish", "one", "--file", "/nowhere"], "/nowhere: No such file or directory"),
@@ -422,7 +420,7 @@ def test_a_missing_broker_is_reported_at_once(offline: Run) -> None:
         port = unused.getsockname()[1]
     done = offline("--port", str(port), "list-topics")
     assert (done.code, done.out) == (1, "")
-    assert done.err == f"qb: nothing listens on 127.0.0.1:{port}; start the broker with: python server.py\n"
+    assert done.err == f"qb: nothing listens on 127.0.0.1:{port}; start the broker with: qb-server\n"
 
 
 @pytest.mark.parametrize(

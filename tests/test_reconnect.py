@@ -148,7 +148,7 @@ def test_connect_says_at_once_that_nothing_listens() -> None:
     port = free_port()
     with pytest.raises(BrokerUnavailable) as caught:
         BrokerClient(port=port).connect()
-    assert str(caught.value) == f"nothing listens on 127.0.0.1:{port}; start the broker with: python server.py"
+    assert str(caught.value) == f"nothing listens on 127.0.0.1:{port}; start the broker with: qb-server"
 
 
 def test_a_call_waits_for_the_broker_and_then_says_what_to_check() -> None:

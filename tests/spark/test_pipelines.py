@@ -185,7 +185,7 @@ def forget_commit(checkpoint: Path) -> None:
 def test_a_query_that_fails_says_why_in_the_words_of_the_broker(shop: Shop, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="Traceback") as failed:
         shop.run(files_to_qb, input=ORDERS, topic="nowhere")
-    words = "there is no topic 'nowhere'; create it with: client.py create-topic nowhere"
+    words = "there is no topic 'nowhere'; create it with: qb create-topic nowhere"
     assert running.reason(failed.value) == words
     with pytest.raises(Exception, match="PATH_NOT_FOUND") as missing:
         shop.run(files_to_qb, input=tmp_path / "nothing", topic="nowhere")
@@ -238,11 +238,11 @@ def test_the_readmes_command_runs_until_it_is_interrupted(broker: BrokerProcess,
 def test_without_a_broker_there_is_one_line_that_says_so(name: str, tmp_path: Path) -> None:
     port = free_port()
     done = run(command(name, f"127.0.0.1:{port}", tmp_path))
-    assert done == (1, f"error: nothing listens on 127.0.0.1:{port}; start the broker with: python server.py\n")
+    assert done == (1, f"error: nothing listens on 127.0.0.1:{port}; start the broker with: qb-server\n")
 
 
 def test_without_the_topic_there_is_one_line_that_says_how_to_make_it(servers: str, tmp_path: Path) -> None:
-    words = "there is no topic 'shop-orders'; create it with: client.py create-topic shop-orders"
+    words = "there is no topic 'shop-orders'; create it with: qb create-topic shop-orders"
     assert run(command("archive", servers, tmp_path)) == (1, f"error: {words}\n")
 
 
