@@ -31,7 +31,7 @@ class Gathering:
     """The runs of one log that go into its next batch, in order."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit  # bytes; reaching it stops nobody, but has_room tells publishers to wait
+        self._limit = limit  # bytes; reaching it stops nobody, but has_room tells publishers to wait
         self._waiting: list[Waiting] = []
         self.size = 0  # how many bytes have gathered
         self._taken = Signal()
@@ -41,7 +41,7 @@ class Gathering:
 
     @property
     def has_room(self) -> bool:
-        return self.size < self.limit
+        return self.size < self._limit
 
     async def wait_for_room(self) -> None:
         """Return when has_room."""

@@ -152,7 +152,7 @@ class LocalLog:
 
     @property
     def has_room(self) -> bool:
-        return self._gathering.size < self._gathering.limit
+        return self._gathering.has_room
 
     async def wait_for_room(self) -> None:
         await self._gathering.wait_for_room()

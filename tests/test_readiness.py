@@ -44,6 +44,13 @@ class Steps:
         self.calls[-1][1].append(name)
 
 
+def small_steps(monkeypatch: pytest.MonkeyPatch, step_bytes: int) -> Steps:
+    """Receive 1,000 bytes at a time, and so many in a step."""
+    for name, size in (("RECEIVE_BYTES", 1000), ("ROOM", 1000), ("STEP_BYTES", step_bytes)):
+        monkeypatch.setattr(readiness, name, size)
+    return Steps()
+
+
 async def until_quiet() -> None:
     await trio.testing.wait_all_tasks_blocked(0.01)
 
@@ -157,44 +164,26 @@ async def test_what_many_bring_is_received_before_any_of_it_is_handed_over_as_fa
 
 
 async def test_whoever_sends_much_is_read_until_it_is_silent_or_has_had_its_share_of_a_step(nursery, pair, monkeypatch):
-    monkeypatch.setattr(readiness, "RECEIVE_BYTES", 1000)
-    monkeypatch.setattr(readiness, "ROOM", 1000)
-    monkeypatch.setattr(readiness, "STEP_BYTES", 3000)
-    steps: list[list[int]] = []
-
-    @contextmanager
-    def together(idle: bool) -> Iterator[None]:
-        steps.append([])
-        yield
-
-    ready, (ours, theirs) = Readiness(together), pair()
-    ready.add(ours, lambda data: steps[-1].append(len(data)))
+    steps = small_steps(monkeypatch, 3000)
+    ready, (ours, theirs) = Readiness(steps.together), pair()
+    ready.add(ours, lambda data: steps.called(str(len(data))))
     theirs.send(bytes(7_500))
     nursery.start_soon(ready.run)
     await until_quiet()
-    assert steps == [[1000, 1000, 1000], [1000, 1000, 1000], [1000, 500]]
+    assert [sizes for _, sizes in steps.calls] == [["1000"] * 3, ["1000"] * 3, ["1000", "500"]]
     nursery.cancel_scope.cancel()
 
 
 async def test_many_who_send_much_share_a_step_and_each_has_its_turn(nursery, pair, monkeypatch):
-    monkeypatch.setattr(readiness, "RECEIVE_BYTES", 1000)
-    monkeypatch.setattr(readiness, "ROOM", 1000)
-    monkeypatch.setattr(readiness, "STEP_BYTES", 2000)
-    steps: list[list[int]] = []
-
-    @contextmanager
-    def together(idle: bool) -> Iterator[None]:
-        steps.append([])
-        yield
-
-    ready, pairs = Readiness(together), [pair() for _ in range(5)]
+    steps = small_steps(monkeypatch, 2000)
+    ready, pairs = Readiness(steps.together), [pair() for _ in range(5)]
     for number, (ours, theirs) in enumerate(pairs):
-        ready.add(ours, lambda data, number=number: steps[-1].append(number))
+        ready.add(ours, lambda data, number=number: steps.called(str(number)))
         theirs.send(bytes(4_000))
     nursery.start_soon(ready.run)
     await until_quiet()
-    assert {len(step) for step in steps} == {2}
-    seen = [number for step in steps for number in step]
+    assert {len(names) for _, names in steps.calls} == {2}
+    seen = [int(name) for _, names in steps.calls for name in names]
     assert sorted(seen) == sorted([*range(5)] * 4)
     assert all(set(range(5)) <= set(seen[at : at + 9]) for at in range(6)), "nobody has to wait for long"
     nursery.cancel_scope.cancel()
