@@ -174,13 +174,16 @@ def test_a_query_starts_where_it_was_told_to(
     client.create_topic("events", 2)
     client.publish_many("events", bodies(2), partition=0)
     first = client.publish("events", b"x", partition=1).timestamp
+    # On a quick disk several may have the time of the first one: those are not the ones to start with.
     wait_until(lambda: client.publish("events", b"y", partition=1).timestamp > first)
+    later = client.offsets("events", 1).next - 1
     at = {name: value.format(second=first + 1) if "{s" in value else value for name, value in options.items()}
     client.publish_many("events", bodies(2, 4), partition=0)
     ends = [client.offsets("events", partition).next for partition in (0, 1)]
     with stream(servers, **at) as reader:
         places = from_json(reader.initialOffset())
     expected = [ends[p] if place == [4, 2][p] else place for p, place in enumerate(expected)]
+    expected = [expected[0], later if expected[1] == 1 else expected[1]]
     assert [places["events", partition] for partition in (0, 1)] == expected  # type: ignore[index]
 
 
