@@ -3,9 +3,9 @@
 May import: core.errors, core.frames, clients.errors, clients.publishing, clients.window, the standard library.
 Never: trio, socket, time, threading, logging.
 
-A conversation outlives its connections: it knows the producer id, counts the publishes and keeps those that are not
-answered, and likewise what was staged for transactions. On each new connection send open(); after Welcome send
-unanswered(), before anything else.
+A conversation outlives its connections: it knows the producer id and its secret, counts the publishes and keeps those
+that are not answered, and likewise what was staged for transactions. On each new connection send open(); after Welcome
+send unanswered(), before anything else.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class Welcome(NamedTuple):
     """The broker has accepted this connection."""
 
     server: str
+    uncertain: Sequence[Batch] = ()  # of a producer that we are no longer: they are not sent again
 
 
 class TurnedAway(NamedTuple):
@@ -107,6 +108,7 @@ class Conversation:
     ) -> None:
         self.max_message_size = 2**32 - 1  # until the broker tells
         self.producer_id: int | None = None
+        self._producer_secret: str | None = None  # older brokers give none
         self._client_id, self._idempotent = client_id, idempotent
         self._window = Window(window_numbers, window_bytes)
         self._staged = Window(FIRST_REQUEST, window_bytes)
@@ -126,6 +128,8 @@ class Conversation:
             properties["client_id"] = self._client_id
         if self._idempotent:
             properties["producer_id"] = "new" if self.producer_id is None else str(self.producer_id)
+            if self._producer_secret is not None:
+                properties["producer_secret"] = self._producer_secret
         self._hello = self._request_number()
         return encode_frame(MessageType.HELLO, self._hello, properties=properties)
 
@@ -297,11 +301,25 @@ class Conversation:
     def _read_welcome(self, frame: Frame) -> Event:
         self._hello = None
         if frame.properties.get("status") != "success":
-            return TurnedAway(_refusal_in(frame))
+            error = _refusal_in(frame)
+            if error.code == Code.PRODUCER_FENCED:
+                self._forget_producer()
+            return TurnedAway(error)
         self.max_message_size = _number(frame, "max_message_size")
-        if self._idempotent:
-            self.producer_id = _number(frame, "producer_id")
-        return Welcome(frame.properties.get("server", "unknown"))
+        uncertain = self._continue_as(frame) if self._idempotent else ()
+        return Welcome(frame.properties.get("server", "unknown"), uncertain)
+
+    def _continue_as(self, frame: Frame) -> Sequence[Batch]:
+        """Be the producer that the broker says; return what another one has sent, which cannot be sent again."""
+        before, self.producer_id = self.producer_id, _number(frame, "producer_id")
+        self._producer_secret = frame.properties.get("producer_secret")
+        if before in (None, self.producer_id):
+            return ()
+        return self._give_up_publishes(f"the broker does not let this client continue as producer {before}")
+
+    def _forget_producer(self) -> None:
+        """Ask for a new producer id next time; lost() gives up what is unanswered."""
+        self.producer_id = self._producer_secret = None
 
     def _read_stage_answer(self, frame: Frame) -> Event:
         answer: Answer
@@ -333,7 +351,7 @@ class Conversation:
             if error.code == Code.SHUTTING_DOWN and self.producer_id is not None:
                 return Goodbye(error.text)  # not stored: it will be sent again to whoever comes up next
             if error.code == Code.PRODUCER_FENCED:
-                self.producer_id = None  # never continue as a producer that somebody else is now
+                self._forget_producer()  # never continue as a producer that another connection is now
             answer = Refused(frame.sequence_number, count, error)
         complete = self._window.answer(answer)
         return Settled(complete) if complete else None

@@ -168,13 +168,13 @@ class GroupInUse(RequestRefused):
 
 
 class ProducerFenced(RequestRefused):
-    """Another connection took over this client's producer id."""
+    """Another connection took over this client's producer id, or the broker does not know its secret."""
 
     wire_code = Code.PRODUCER_FENCED
 
 
 class OutOfSequence(RequestRefused):
-    """A retry came too late for the broker to tell whether the message is stored, or a stage misses a part."""
+    """A retry came too late to tell, or its number was used for another message; or a stage misses a part."""
 
     wire_code = Code.OUT_OF_SEQUENCE
 

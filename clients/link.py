@@ -385,7 +385,8 @@ class Link:
                 self._show_life(sock, data)
             case Pushed(frame):
                 self._push(frame)
-            case Welcome():
+            case Welcome(_, uncertain):
+                _release(uncertain)
                 self._resume(sock)
             case Goodbye(reason):
                 raise ConnectionError(reason)

@@ -259,7 +259,8 @@ class TrioLink:
                 await self._show_life(stream, data)
             case Pushed(frame):
                 self.listener.pushed(frame)
-            case Welcome():
+            case Welcome(_, uncertain):
+                _release(uncertain)
                 await self._resume(stream)
             case Goodbye(reason):
                 raise ConnectionError(reason)

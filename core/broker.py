@@ -1,8 +1,8 @@
 """core.broker: what can be asked of the broker, whichever door it comes through.
 
 May import: core.config, core.consumers, core.errors, core.frames, core.manager, core.metrics, core.names,
-    core.producers, core.reading, core.replies, core.transactions, core.version, storage.engine, msgspec, trio,
-    the standard library.
+    core.producer_secrets, core.producers, core.reading, core.replies, core.transactions, core.version, storage.engine,
+    msgspec, trio, the standard library.
 Never: sockets, connections, files.
 """
 
@@ -31,6 +31,7 @@ from core.frames import RESERVED, MessageType, encode_frame, encode_properties, 
 from core.manager import SubscriptionManager
 from core.metrics import Metrics
 from core.names import check_name
+from core.producer_secrets import ProducerSecrets
 from core.producers import Producers
 from core.reading import Limits, Turn, fetch
 from core.replies import now_ms
@@ -57,6 +58,7 @@ class MessageBroker:
         self.settings = settings
         self.transactions = Transactions(engine, settings.server)  # first: it holds what nobody may see yet
         self.producers = Producers()
+        self.producer_secrets = ProducerSecrets(engine.metadata)
         self.subscriptions = SubscriptionManager(engine, self._store_dead_letter)
         self.groups = GroupManager(engine)
         self.metrics = Metrics()

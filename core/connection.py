@@ -295,6 +295,6 @@ class ServerConnection:
             return False
         return other[:2] == route[:2] and (not by_key or other.key == route.key)
 
-    def skip_run(self, route: Route, limit: int | None = None) -> int:
+    def skip_run(self, route: Route) -> int:
         """Pass over the run that take_run() would return; returns how many frames it had."""
-        return len(self.take_run(route, 0, 0, limit=limit).positions)
+        return len(self.take_run(route, 0, 0).positions)

@@ -163,11 +163,11 @@ class GroupInUse(BrokerError):
 
 
 class ProducerFenced(BrokerError):
-    """A newer connection took over this producer id."""
+    """A newer connection publishes as this producer, or the secret of the producer is not the one given."""
 
 
 class OutOfSequence(BrokerError):
-    """A publish number too old to tell whether it was stored, or staged messages that leave a gap."""
+    """A publish number too old to tell, or used for another message; or staged messages that leave a gap."""
 
 
 class UnknownStage(BrokerError):

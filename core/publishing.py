@@ -1,7 +1,7 @@
 """core.publishing: the publishes of one peer on their way into the logs, and the answers to them.
 
-May import: core.broker, core.connection, core.errors, core.producers, core.replies, core.signals, storage.engine,
-    the standard library.
+May import: core.broker, core.connection, core.errors, core.producers, core.repeats, core.replies, core.signals,
+    storage.engine, trio, the standard library.
 Never: sockets, files.
 """
 
@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import trio
+
 from core.broker import MessageBroker
 from core.connection import Publishes, ServerConnection
-from core.errors import REPLIES, BadRequest, BrokerError, UnknownTopic
+from core.errors import REPLIES, BadRequest, BrokerError, OutOfSequence, UnknownTopic
 from core.producers import NEW, Producer, Stored
+from core.repeats import Found, compare
 from core.replies import now_ms, refusal, stored
 from core.signals import Signal, Wait
 from storage.engine import Done, PartitionLog, Run
@@ -38,12 +41,22 @@ class Publishing:
         self._all_settled = Signal()
         self.acks_in_runs = False
 
-    def continue_as(self, wanted: str) -> str:
-        """Publish idempotently from now on, as a new producer or as one seen before; returns its id."""
+    async def continue_as(self, wanted: str, secret: str | None) -> dict[str, str]:
+        """Publish idempotently from now on; returns the id and the secret to continue with.
+
+        That is the producer that is wanted if its secret is given, else a new one. Raises BadRequest, ProducerFenced if
+        the secret is wrong.
+        """
         if wanted != "new" and not (wanted.isascii() and wanted.isdigit() and 0 < int(wanted) < 2**63):
             raise BadRequest(f"producer_id must be 'new' or a number that the broker gave out, not {wanted[:40]!r}")
-        self._producer = self._broker.producers.open(wanted, self)
-        return str(self._producer.producer_id)
+        if wanted == "new" or secret is None:
+            wanted = "new"
+        else:
+            await self._broker.producer_secrets.check(int(wanted), secret)
+        producer = self._broker.producers.open(wanted, self)
+        secret = await self._broker.producer_secrets.of(producer.producer_id)
+        self._producer = producer
+        return {"producer_id": str(producer.producer_id), "producer_secret": secret}
 
     def publish(self, event: Publishes) -> Wait | None:
         """Carry the publishes at the front of the connection to their log; returns what the next ones must wait for.
@@ -61,9 +74,8 @@ class Publishing:
             self._refuse_run(event, error)
             return None
         if again is not None:
-            skipped = self._connection.skip_run(route, again.size)
-            self._answer_again(again.cut(again.first_number, again.first_number + skipped))
-            return None
+            run = self._connection.take_run(route, again.first_offset, 0, limit=again.size)
+            return partial(self._answer_again, run, again.log)
         scattered = route.partition is None and topic.partitions > 1
         if scattered and route.key is None:
             limit = 1  # the next message is the next partition's turn
@@ -137,23 +149,45 @@ class Publishing:
 
     # Publishes that were sent again
 
-    def _answer_again(self, again: Stored) -> None:
-        def answer(error: BrokerError | None) -> None:
-            if error is None:
-                self._send(self._confirmation(again, now_ms(), duplicate=True))
-            else:
-                self._send(self._refusal(again.first_number, again.size, error))
-            self._settle(1)
+    async def _answer_again(self, run: Run, where: PartitionLog) -> None:
+        """Answer publishes whose numbers are stored: a duplicate must be the message that is stored.
 
+        Raises the BrokerErrors that a connection does not survive.
+        """
         assert self._producer is not None
-        self._unsettled += 1
-        self._producer.when_settled(again, answer)
+        numbers = _numbers(run, where)
+        error = await _outcome(self._producer, numbers)
+        if error is not None:
+            self._send(self._refusal(numbers.first_number, numbers.size, error))
+            return
+        try:
+            compared = await compare(run, where)
+        except BrokerError as failure:
+            if not REPLIES[type(failure)].survives:
+                raise
+            self._send(self._refusal(numbers.first_number, numbers.size, failure))
+            return
+        first = numbers.first_number
+        for found, count in compared:
+            self._send(self._answer_repeated(numbers.cut(first, first + count), found))
+            first += count
+
+    def _answer_repeated(self, numbers: Stored, found: Found) -> bytes:
+        first, count, log, offset = numbers
+        if found is not Found.OTHER:
+            return self._confirmation(numbers, now_ms(), duplicate=True, unverified=found is Found.GONE)
+        place = f"offset {offset} of {log.topic}/{log.partition}"
+        return self._refusal(
+            first, count, OutOfSequence(f"publish number {first} was used for another message, which is at {place}")
+        )
 
     # Answers
 
-    def _confirmation(self, numbers: Stored, append_ms: int, *, duplicate: bool = False) -> bytes:
+    def _confirmation(
+        self, numbers: Stored, append_ms: int, *, duplicate: bool = False, unverified: bool = False
+    ) -> bytes:
         first, count, log, offset = numbers
-        about = log.topic, log.partition, self._broker.engine.durability, append_ms, duplicate
+        about = log.topic, log.partition, self._broker.engine.durability, append_ms, duplicate, unverified
         if self.acks_in_runs or count == 1:
             return stored(first, count, offset, *about)
         return b"".join([stored(first + i, 1, offset + i, *about) for i in range(count)])
@@ -162,3 +196,16 @@ class Publishing:
         if self.acks_in_runs:
             return refusal(first, error, count)
         return b"".join([refusal(first + i, error) for i in range(count)])
+
+
+async def _outcome(producer: Producer, numbers: Stored) -> BrokerError | None:
+    """Return when a log has kept these numbers, or why it has not."""
+    settled, outcome = trio.Event(), []
+
+    def tell(error: BrokerError | None) -> None:
+        outcome.append(error)
+        settled.set()
+
+    producer.when_settled(numbers, tell)
+    await settled.wait()
+    return outcome[0]

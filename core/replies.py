@@ -50,11 +50,23 @@ def staged(number: int, messages: int) -> bytes:
 
 
 def stored(
-    number: int, count: int, offset: int, topic: str, partition: int, durability: str, append_ms: int, duplicate: bool
+    number: int,
+    count: int,
+    offset: int,
+    topic: str,
+    partition: int,
+    durability: str,
+    append_ms: int,
+    duplicate: bool,
+    unverified: bool = False,
 ) -> bytes:
-    """Return the answer to `count` publishes from `number` on that are stored from `offset` on."""
+    """Return the answer to `count` publishes from `number` on that are stored from `offset` on.
+
+    `unverified`: a duplicate of a message that is no longer there to compare it with.
+    """
     before, between = _around_the_offset(topic, partition, durability)
-    properties = b"%b%d%b%d\0%b" % (before, offset, between, count, b"duplicate=true\0" if duplicate else b"")
+    again = b"duplicate=true\0unverified=true\0" if unverified else b"duplicate=true\0" if duplicate else b""
+    properties = b"%b%d%b%d\0%b" % (before, offset, between, count, again)
     head = HEAD.pack(OVERHEAD + len(properties), ACK, number, append_ms, len(properties))
     return head + properties + NO_BODY
 

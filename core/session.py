@@ -241,7 +241,7 @@ class Session:
         }
         wanted = frame.properties.get("producer_id")
         if wanted is not None:
-            answer["producer_id"] = self._publishing.continue_as(wanted)
+            answer |= await self._publishing.continue_as(wanted, frame.properties.get("producer_secret"))
         self._publishing.acks_in_runs = self._subscribing.fast = True
         self._introduce(frame)
         return success(frame, answer)

@@ -171,6 +171,12 @@ class PartitionLog(Protocol):
         So it may begin before `offset`. Only the visible end cuts a batch. Raises as read().
         """
 
+    async def read_durable(self, offset: int, max_bytes: int) -> Chunk:
+        """Return durable records from `offset` on, visible or not: at least one. Nothing of it may be shown to readers.
+
+        Ends near max_bytes. Raises OffsetOutOfRange, LogDamaged, UnknownTopic.
+        """
+
     async def offset_for_time(self, time_ms: int) -> int:
         """Return the first offset appended at or after that time, or the end."""
 

@@ -33,7 +33,7 @@ from storage.index import encode
 from storage.recovery import Recovered
 from storage.segment import Segment
 from storage.shared import HOUR_MS, Health, Shared
-from storage.tail import Stored, Tail, joined
+from storage.tail import Stored, Tail, cut, joined
 from storage.threads import Desk, result_of
 
 logger = logging.getLogger(__name__)
@@ -368,6 +368,7 @@ class LocalLog:
         recent = self.read_recent(offset, max_bytes)
         if recent is not None:
             return recent
+        self._check_offset(offset, self._end_offset)
         batches = await self._read_batches(offset, max_bytes)
         self._shared.reads.keep(self, batches)
         chunk = self._visible(self._shared.reads.read(self, offset, max_bytes))
@@ -379,11 +380,18 @@ class LocalLog:
         self._check_readable()
         if offset == self._end_offset:
             return Chunk(offset, b"", ())
-        self._segment_of(offset)  # raises if there is none
+        self._check_offset(offset, self._end_offset)
         chunk = self._tail.read_whole(offset, max_bytes) or joined(await self._read_batches(offset, max_bytes))
         visible = self._visible(chunk)
         assert visible is not None
         return visible
+
+    async def read_durable(self, offset: int, max_bytes: int) -> Chunk:
+        await trio.lowlevel.checkpoint()
+        self._check_readable()
+        self._check_offset(offset, self._durable_offset)
+        recent = self._tail.read(offset, max_bytes)
+        return recent or cut(await self._read_batches(offset, max_bytes), 0, offset, max_bytes)
 
     def _visible(self, chunk: Chunk | None) -> Chunk | None:
         if chunk is None or chunk.next_offset <= self._end_offset:
@@ -407,9 +415,12 @@ class LocalLog:
                 return min(await self.look(segment, segment.base_offset, find), self._end_offset)
         return self._end_offset
 
+    def _check_offset(self, offset: int, end: int) -> None:
+        if not self.first_offset <= offset < end:
+            raise OffsetOutOfRange(self.topic, self.partition, offset, self.first_offset, end)
+
     def _segment_of(self, offset: int) -> Segment:
-        if not self.first_offset <= offset < self._end_offset:
-            raise OffsetOutOfRange(self.topic, self.partition, offset, self.first_offset, self._end_offset)
+        self._check_offset(offset, self._durable_offset)
         return self._segments[bisect_right(self._segments, offset, key=lambda segment: segment.base_offset) - 1]
 
     async def look(self, segment: Segment, offset: int, find: Callable[[], Found]) -> Found:

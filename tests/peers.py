@@ -24,6 +24,11 @@ def stored_messages(stored: bytes) -> list[Frame]:
     return found
 
 
+def identity(hello: Frame) -> dict[str, str]:
+    """Return what a later HELLO needs to continue as the producer that this answer gave out."""
+    return {name: hello.properties[name] for name in ("producer_id", "producer_secret")}
+
+
 def die_with(port: int, subscription_id: str, count: int) -> None:
     """Join, take so many messages, and be gone without a word; returns when the broker knows."""
     with Peer(port) as observer:

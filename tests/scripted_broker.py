@@ -28,6 +28,8 @@ class Plan:
     silent: bool = False  # after the welcome, answer nothing at all
     mute: bool = False  # do not even answer HELLO
     turn_away: str = ""  # refuse the connection with this code
+    refuse_hello: str = ""  # answer HELLO with this code, and hang up
+    new_producer: bool = False  # give a new producer id, whichever was asked for
     probe: bool = False  # after the welcome, ask whether the peer is there
     ack_one_by_one: bool = False
     greeting: bytes = b""  # bytes to send instead of reading anything
@@ -195,11 +197,16 @@ class _Peer:
             refusal = {"status": "error", "code": self.plan.turn_away, "error": "go away"}
             self.sock.sendall(encode_frame(MessageType.ACK, 0, properties=refusal))
             raise HangUp
+        if self.plan.refuse_hello:
+            refusal = {"status": "error", "code": self.plan.refuse_hello, "error": "not you"}
+            self.sock.sendall(encode_frame(MessageType.ACK, frame.sequence_number, properties=refusal))
+            raise HangUp
         answer = {"status": "success", "protocol": "1", "server": "qb/scripted", "heartbeat_interval": "30"}
         answer["max_message_size"] = str(self.broker._max_message_size)
         if asked := frame.properties.get("producer_id"):
-            self.producer = str(1000 + self.broker.connections) if asked == "new" else asked
-            answer["producer_id"] = self.producer
+            is_new = asked == "new" or self.plan.new_producer
+            self.producer = str(1000 + self.broker.connections) if is_new else asked
+            answer |= {"producer_id": self.producer, "producer_secret": f"secret of {self.producer}"}
         self.sock.sendall(encode_frame(MessageType.ACK, frame.sequence_number, properties=answer))
         if self.plan.probe:
             self.sock.sendall(encode_frame(MessageType.HEARTBEAT, PROBE))

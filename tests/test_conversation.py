@@ -126,6 +126,36 @@ def test_the_first_hello_asks_for_a_new_producer_and_later_ones_continue_as_it()
     assert conversation.max_message_size == 1000
 
 
+def test_the_secret_that_came_with_a_producer_id_is_sent_with_it() -> None:
+    conversation = Conversation()
+    hello = decode_frame(conversation.open())
+    about = {"server": "qb/1", "max_message_size": 1000, "producer_id": 42, "producer_secret": "s3"}
+    events(conversation, ack(hello.sequence_number, **about))
+    assert decode_frame(conversation.open()).properties["producer_secret"] == "s3"
+
+
+def test_publishes_of_a_producer_that_the_broker_replaced_are_uncertain() -> None:
+    conversation = welcomed(Conversation(), producer_id=7)
+    batch = conversation.publish(FORM, [b"a"])
+    assert conversation.lost() == []
+    hello = decode_frame(conversation.open())
+    answer = ack(hello.sequence_number, server="qb/1", max_message_size=1000, producer_id=8)
+    assert events(conversation, answer) == [Welcome("qb/1", [batch])]
+    assert conversation.unanswered() == []
+    with pytest.raises(PublishUncertain, match="may or may not be stored"):
+        batch.receipt("orders")
+
+
+def test_a_producer_whose_secret_is_refused_is_not_asked_for_again() -> None:
+    conversation = welcomed(Conversation())
+    batch = conversation.publish(FORM, [b"a"])
+    assert conversation.lost() == []
+    hello = decode_frame(conversation.open())
+    events(conversation, refused(hello.sequence_number, "PRODUCER_FENCED"))
+    assert conversation.lost() == [batch]
+    assert decode_frame(conversation.open()).properties == {"protocol": "1", "producer_id": "new"}
+
+
 def test_without_idempotence_no_producer_id_is_asked_for() -> None:
     assert decode_frame(Conversation(idempotent=False).open()).properties == {"protocol": "1"}
 

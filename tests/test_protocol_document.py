@@ -68,6 +68,11 @@ FAST: list[Step] = [
         [encode_frame(T.PUBLISH, 2, NOON, {"topic": "orders", "partition": "1"}, b"b")],
         1,
     ),
+    (
+        "Its number with another message",
+        [encode_frame(T.PUBLISH, 2, NOON, {"topic": "orders", "partition": "1"}, b"c")],
+        1,
+    ),
     ("A request by name", [encode_frame(T.REQUEST, 2**63 + 1, NOON, {"method": "list_topics"})], 1),
     (
         "Fetch: stored frames, a seal behind them",
@@ -214,7 +219,11 @@ async def render(directory: str) -> str:
     settings = Settings(storage=StorageSettings(data_dir=directory))
     engine = LocalEngine.open(settings.storage, clock=lambda: NOON)
     try:
-        with mock.patch("time.time_ns", lambda: NOON * 1_000_000), mock.patch("secrets.randbits", lambda bits: 7):
+        with (
+            mock.patch("time.time_ns", lambda: NOON * 1_000_000),
+            mock.patch("secrets.randbits", lambda bits: 7),
+            mock.patch("secrets.token_hex", lambda size: "07" * size),
+        ):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(engine.run)
                 broker = MessageBroker(engine, settings)

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 from scripted_broker import Plan, ScriptedBroker
 
-from client import BrokerClient, BrokerUnavailable, ConnectionLost, PublishUncertain, TooManyConnections
+from client import (
+    AsyncBrokerClient,
+    BrokerClient,
+    BrokerUnavailable,
+    ConnectionLost,
+    PublishUncertain,
+    TooManyConnections,
+)
 from clients.recovery import LONGEST_PAUSE, Backoff, explain
 
 pytestmark = pytest.mark.timeout(40)
@@ -37,6 +44,29 @@ def test_a_publish_whose_ack_is_lost_is_answered_once_and_stored_once() -> None:
         assert broker.bodies == [b"x", b"y"]
         assert broker.duplicates == 1
         assert broker.hellos[1]["producer_id"] == "1001"
+        assert broker.hellos[1]["producer_secret"] == "secret of 1001"
+
+
+@pytest.mark.parametrize("second", [Plan(new_producer=True), Plan(refuse_hello="PRODUCER_FENCED")])
+def test_a_publish_whose_producer_cannot_be_continued_is_uncertain_and_not_sent_again(second: Plan) -> None:
+    with (
+        ScriptedBroker(Plan(lose_acks_after=1), second) as broker,
+        BrokerClient(port=broker.port) as client,
+    ):
+        with pytest.raises(PublishUncertain, match="may or may not be stored"):
+            client.publish("orders", b"x")
+        assert client.publish("orders", b"y").duplicate is False
+        assert broker.bodies == [b"x", b"y"]
+        assert broker.duplicates == 0
+
+
+async def test_an_async_publish_whose_producer_cannot_be_continued_is_uncertain_and_not_sent_again() -> None:
+    with ScriptedBroker(Plan(lose_acks_after=1), Plan(new_producer=True)) as broker:
+        async with AsyncBrokerClient(port=broker.port) as client:
+            with pytest.raises(PublishUncertain, match="may or may not be stored"):
+                await client.publish("orders", b"x")
+            assert (await client.publish("orders", b"y")).duplicate is False
+            assert broker.bodies == [b"x", b"y"]
 
 
 def test_a_publish_lost_before_it_was_stored_is_sent_again() -> None:

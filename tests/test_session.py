@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 import trio
 from disk import patch_sync, patch_write
+from peers import identity
 
 from core.frames import PROBE, MessageType, encode_frame
 
@@ -182,14 +183,13 @@ async def test_a_publish_sent_again_is_answered_with_its_first_offset(a_broker):
     async with a_broker() as connect:
         first = await connect()
         hello = await first.ask(MessageType.HELLO, 2**63, protocol="1", producer_id="new")
-        producer_id = hello.properties["producer_id"]
         await first.ask(MessageType.CREATE_TOPIC, 2**63 + 1, topic="a")
         for number in (1, 2):
             await first.publish("a", b"%d" % number, number)
         await first.stream.aclose()
 
         again = await connect()
-        await again.ask(MessageType.HELLO, 2**63, protocol="1", producer_id=producer_id)
+        await again.ask(MessageType.HELLO, 2**63, protocol="1", **identity(hello))
         answers = [await again.publish("a", b"%d" % number, number) for number in (1, 2, 3)]
         assert [answer.properties["offset"] for answer in answers] == ["0", "1", "2"]
         assert [answer.properties.get("duplicate") for answer in answers] == ["true", "true", None]
@@ -204,7 +204,7 @@ async def test_a_run_that_is_half_known_is_stored_by_half(a_broker):
         for number in (1, 2, 5):
             await peer.publish("a", b"x", number)
         again = await connect()
-        await again.ask(MessageType.HELLO, 2**63, protocol="1", producer_id=hello.properties["producer_id"])
+        await again.ask(MessageType.HELLO, 2**63, protocol="1", **identity(hello))
         await again.stream.send_all(
             b"".join(encode_frame(MessageType.PUBLISH, n, 0, {"topic": "a"}, b"x") for n in range(1, 8))
         )
@@ -222,7 +222,7 @@ async def test_an_older_connection_of_the_same_producer_is_fenced_off(a_broker):
         hello = await old.ask(MessageType.HELLO, 2**63, protocol="1", producer_id="new")
         await old.ask(MessageType.CREATE_TOPIC, 2**63 + 1, topic="a")
         new = await connect()
-        await new.ask(MessageType.HELLO, 2**63, protocol="1", producer_id=hello.properties["producer_id"])
+        await new.ask(MessageType.HELLO, 2**63, protocol="1", **identity(hello))
         assert (await old.publish("a")).properties["code"] == "PRODUCER_FENCED"
         assert await old.receive() is None
         assert (await new.publish("a")).properties["status"] == "success"
