@@ -1,6 +1,6 @@
 """core.broker: what can be asked of the broker, whichever door it comes through.
 
-May import: core.config, core.consumers, core.errors, core.frames, core.manager, core.metrics, core.names,
+May import: core.config, core.consumers, core.errors, core.faults, core.frames, core.manager, core.metrics, core.names,
     core.producer_secrets, core.producers, core.reading, core.replies, core.transactions, core.version, storage.engine,
     msgspec, trio, the standard library.
 Never: sockets, connections, files.
@@ -23,10 +23,10 @@ from core.errors import (
     BrokerError,
     ShuttingDown,
     TopicExists,
-    TopicInUse,
     UnknownPartition,
     UnknownTopic,
 )
+from core.faults import keep_running
 from core.frames import RESERVED, MessageType, encode_frame, encode_properties, too_large
 from core.manager import SubscriptionManager
 from core.metrics import Metrics
@@ -59,7 +59,7 @@ class MessageBroker:
         self.transactions = Transactions(engine, settings.server)  # first: it holds what nobody may see yet
         self.producers = Producers()
         self.producer_secrets = ProducerSecrets(engine.metadata)
-        self.subscriptions = SubscriptionManager(engine, self._store_dead_letter)
+        self.subscriptions = SubscriptionManager(engine, self.ensure_topic, self._store_dead_letter)
         self.groups = GroupManager(engine)
         self.metrics = Metrics()
         self.connections = 0
@@ -76,7 +76,7 @@ class MessageBroker:
         """Serve subscriptions, groups and transactions until cancelled; the engine must outlive this."""
         async with trio.open_nursery() as keepers:
             keepers.start_soon(self.subscriptions.deliveries.run)
-            keepers.start_soon(self.groups.run)
+            keepers.start_soon(keep_running, "consumer groups", self.groups.run)
             keepers.start_soon(self.transactions.run)
 
     # Topics
@@ -125,11 +125,7 @@ class MessageBroker:
     async def delete_topic(self, topic: str, if_unused: bool = False) -> dict[str, Any]:
         """Remove a topic and everything in it. Raises UnknownTopic, TopicInUse."""
         self.topic(topic)
-        used_by = self.subscriptions.on_topic(topic)
-        if if_unused and used_by:
-            raise TopicInUse(f"topic {topic!r} has subscriptions: {', '.join(sorted(live.name for live in used_by))}")
-        await self.subscriptions.topic_deleted(topic)
-        await self.engine.delete_topic(topic)
+        await self.subscriptions.delete_topic(topic, if_unused)
         await self.groups.topic_deleted(topic)
         self._turns.pop(topic, None)
         return {}
@@ -228,11 +224,6 @@ class MessageBroker:
     async def _store_dead_letter(
         self, topic: str, body: bytes, partition: int, key: str | None, properties: Mapping[str, str]
     ) -> Receipt:
-        if topic not in self.engine.topics():
-            try:
-                await self.create_topic(topic)
-            except TopicExists:
-                pass
         return await self.publish(topic, body, partition=partition, key=key, properties=properties)
 
     def stored_properties(
@@ -280,10 +271,14 @@ class MessageBroker:
     async def ready_topic(self, topic: str) -> None:
         """Make the topic if it is missing and the broker may. Raises as create_topic() does."""
         if self.may_make(topic):
-            try:
-                await self.create_topic(topic)
-            except TopicExists:
-                pass
+            await self.ensure_topic(topic)
+
+    async def ensure_topic(self, topic: str) -> None:
+        """Make the topic unless it exists. Raises as create_topic() does."""
+        try:
+            await self.create_topic(topic)
+        except TopicExists:
+            pass
 
     def may_make(self, topic: str) -> bool:
         """Say whether the topic is missing and the broker may make it by itself."""

@@ -1,7 +1,7 @@
 """core.committing: deciding transactions and carrying the decisions out, one after another.
 
-May import: core.copying, core.decisions, core.errors, core.names, core.open_stages, core.replies, core.signals,
-    storage.engine, msgspec, trio, the standard library.
+May import: core.copying, core.decisions, core.errors, core.faults, core.names, core.open_stages, core.replies,
+    core.signals, storage.engine, msgspec, trio, the standard library.
 Never: sockets, files.
 
 One task does all of it; whoever asks for a commit waits, and may go away meanwhile.
@@ -19,6 +19,7 @@ import trio
 from core.copying import Copying
 from core.decisions import KEY, Decision, Held, NamedStage, TransactionReceipt, add_up, check_stage
 from core.errors import BadRequest, BrokerError, DiskFull, Internal, LogPoisoned, TransactionUnfinished
+from core.faults import in_words
 from core.names import check_transaction
 from core.open_stages import OpenStages
 from core.replies import now_ms
@@ -107,7 +108,7 @@ class Committing:
                 notes.append(f"finished transaction {name}: {receipt.messages} messages became visible")
             except DiskFull as error:
                 notes.append(f"transaction {name} is committed and waits for room on the disk: {error}")
-            except BrokerError as error:
+            except Exception as error:
                 notes.append(str(self._give_up(copying, error)))
         await self._clear()
         return notes
@@ -231,18 +232,18 @@ class Committing:
                 return await self._complete(copying)
             except DiskFull as error:
                 logger.warning("transaction %s waits for room on the disk: %s", copying.decision.name, error)
-            except BrokerError as error:
-                stuck = self._give_up(copying, error)
-                logger.error("%s", stuck)
-                raise stuck from error
+            except Exception as error:
+                raise self._give_up(copying, error) from error
             await trio.sleep(delay)
             delay = min(2 * delay, LONGEST_DELAY)
 
-    def _give_up(self, copying: Copying, error: BrokerError) -> TransactionUnfinished:
+    def _give_up(self, copying: Copying, error: Exception) -> TransactionUnfinished:
+        """Leave a decided transaction to the next start, also by a fault of ours: the others go on."""
         stuck = TransactionUnfinished(
             f"transaction {copying.decision.name} is committed, but its messages cannot be copied before the broker's "
-            f"next start, and its partitions show nothing new until then: {error}"
+            f"next start, and its partitions show nothing new until then: {in_words(error)}"
         )
+        logger.error("%s", stuck, exc_info=None if isinstance(error, BrokerError) else error)
         self._stuck[copying.decision.transaction] = stuck
         return stuck
 

@@ -1,7 +1,7 @@
 """core.consumers: consumer groups as the doors call them: who holds what, how far they have come, on the real clock.
 
-May import: core.errors, core.group_view, core.groups, core.made_groups, core.membership, core.names, core.offsets,
-    core.positions, core.replies, storage.engine, msgspec, trio, the standard library.
+May import: core.errors, core.faults, core.group_view, core.groups, core.made_groups, core.membership, core.names,
+    core.offsets, core.positions, core.replies, storage.engine, msgspec, trio, the standard library.
 Never: sockets, files.
 """
 
@@ -14,6 +14,7 @@ import msgspec
 import trio
 
 from core.errors import BadRequest
+from core.faults import FIRST_DELAY, Faults
 from core.group_view import GroupView, describe_group, list_groups, partitions_of
 from core.groups import SESSION_TIMEOUT, Groups, Standing
 from core.made_groups import MadeGroups
@@ -46,6 +47,7 @@ class GroupManager:
         saved = engine.metadata.get(_GENERATION)
         counts = {name: topic.partitions for name, topic in engine.topics().items()}
         self._groups = Groups(counts, saved.value + _SAFETY if saved else 0)
+        self._faults = Faults()
         self._changed = trio.Event()
 
     async def run(self) -> None:
@@ -53,10 +55,13 @@ class GroupManager:
         await self._offsets.keep_only(self._engine.topics())
         await self._made.keep_only(self._engine.topics())
         while True:
-            with trio.move_on_at(self._groups.next_deadline()):
+            not_before = trio.current_time() + FIRST_DELAY if self._faults else 0.0
+            with trio.move_on_at(max(self._groups.next_deadline(), not_before)):
                 await self._changed.wait()
             self._changed = trio.Event()
-            self._groups.tick(trio.current_time())
+            for group in self._groups:
+                with self._faults.contained(f"the timeouts of group {group.name}"):
+                    self._groups.tick_group(group, trio.current_time())
 
     def topic_changed(self, topic: str, partitions: int) -> None:
         """A topic has so many partitions now; 0: it is deleted."""

@@ -1,8 +1,8 @@
 """core.deliveries: carries out what subscriptions decide: reads the messages, pushes them, has the cursors saved.
 
-May import: core.errors, core.live, core.outlets, core.replies, core.saving, core.slices, core.subscriptions.alarms,
-    core.subscriptions.decisions, core.subscriptions.options, storage.engine, storage.measures, trio,
-    the standard library.
+May import: core.errors, core.faults, core.live, core.outlets, core.replies, core.saving, core.slices,
+    core.subscriptions.alarms, core.subscriptions.decisions, core.subscriptions.options, storage.engine,
+    storage.measures, trio, the standard library.
 Never: sockets, files.
 
 A subscription is served in rounds: read what could go out, decide, carry it out; never two rounds at once. A round that
@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 
 import trio
 
 from core.errors import BrokerError, OffsetOutOfRange
+from core.faults import keep_running
 from core.live import Live, Round
 from core.outlets import Delivery, Outlet
 from core.replies import now_ms
@@ -32,7 +34,6 @@ from storage.measures import SECONDS, Histogram
 log = logging.getLogger("qb.deliveries")
 
 ROUNDS_NOW = 4  # in one step of the event loop; then others have their turn
-FAULT_RETRY = 1.0  # seconds until a subscription that stands still is tried again
 
 
 # Publishes a dead letter, given the stored frame that it is about; returns when it is durable.
@@ -77,12 +78,12 @@ class Deliveries:
 
     def add_partitions(self, live: Live, logs: Mapping[int, PartitionLog]) -> None:
         """The topic has more partitions: serve them from their beginning."""
-        for partition, each in logs.items():
-            if partition not in live.logs:
-                live.logs[partition] = each
-                live.subscription.add_partition(partition, 0)
-                if live.unwatch:
-                    live.unwatch.append(each.watch(lambda: self.serve(live)))
+        new = {partition: each for partition, each in logs.items() if partition not in live.logs}
+        live.logs = {**live.logs, **new}
+        for partition, each in new.items():
+            live.subscription.add_partition(partition, 0)
+            if live.unwatch:
+                live.unwatch.append(each.watch(lambda: self.serve(live)))
         self.touch(live)
 
     def join(self, live: Live, outlet: Outlet, window: int | None, announces: bool) -> None:
@@ -115,17 +116,25 @@ class Deliveries:
     # Serving
 
     def touch(self, live: Live) -> None:
-        """Something happened to this subscription: see soon what it decides."""
+        """Something happened to this subscription: see soon what it decides, or at the next try if it stands still."""
         if live.serving:
             live.again = True
-        elif not live.gone:
+        elif not live.gone and not live.service.text:
             self._ready[live] = None
             self._wake.set()
 
     def serve(self, live: Live) -> None:
         """Something happened to this subscription: do now what it decides, or soon if that has to wait."""
-        if live.serving or live.gone or live.fault or live.unfinished or not self._serve_now(live):
+        if live.serving or live.gone or live.service.text or live.unfinished:
             self.touch(live)
+            return
+        try:
+            done = self._serve_now(live)
+        except Exception as error:
+            self._stand_still(live, error)
+        else:
+            if not done:
+                self.touch(live)
 
     def _serve_now(self, live: Live) -> bool:
         """Return whether all was done that there is to do now."""
@@ -134,9 +143,8 @@ class Deliveries:
             if chunks is None:
                 return False
             todo = self._decide(live, chunks)
-            done = self._carry_out_now(live, todo)
-            if done < len(todo.decisions):
-                live.unfinished = todo.without(done)
+            self._carry_out_now(live, todo)
+            if live.unfinished:
                 return False
             self._note_changes(live)
             if not self._goes_on(todo):
@@ -147,16 +155,19 @@ class Deliveries:
         """Serve all subscriptions until cancelled; then make their cursors durable."""
         try:
             async with trio.open_nursery() as rounds:
-                rounds.start_soon(self._saver.run)
-                while True:
-                    for live in self._ready:
-                        live.serving = True
-                        rounds.start_soon(self._serve, live)
-                    self._ready.clear()
-                    await self._wait()
+                rounds.start_soon(keep_running, "saving of subscriptions", self._saver.run)
+                await keep_running("deliveries", partial(self._start_rounds, rounds))
         finally:
             with trio.CancelScope(shield=True):
                 await self._saver.finish(self)
+
+    async def _start_rounds(self, rounds: trio.Nursery) -> None:
+        while True:
+            ready, self._ready = self._ready, {}
+            for live in ready:
+                live.serving = True
+                rounds.start_soon(self._serve, live)
+            await self._wait()
 
     async def _wait(self) -> None:
         """Return when something has happened to a subscription, or is due."""
@@ -164,7 +175,10 @@ class Deliveries:
             await self._wake.wait()
         self._wake = trio.Event()
         for live in self._alarms.pop_due(trio.current_time()):
-            self.touch(live)
+            if live.serving:
+                live.again = True
+            elif not live.gone:
+                self._ready[live] = None
 
     async def _serve(self, live: Live) -> None:
         """Do what the subscription decides until it decides nothing more."""
@@ -173,37 +187,37 @@ class Deliveries:
             while live.again and not live.gone:
                 live.again = False
                 await self._round(live)
-            live.fault = None
-        except BrokerError as error:  # its log cannot be read, or its state cannot be kept
-            if live.fault is None:
-                log.error("subscription %s stands still: %s", live.name, error)
-            live.fault = str(error)
-            self._set_alarm(live, trio.current_time() + FAULT_RETRY)
+            live.service.end()
+        except Exception as error:
+            self._stand_still(live, error)
         finally:
             live.serving = False
-            self._saver.note(live)  # also while it stands still
+
+    def _stand_still(self, live: Live, error: Exception) -> None:
+        """Serve it no more until the next try: its log cannot be read, its state cannot be kept, or a fault of ours."""
+        if live.gone and isinstance(error, BrokerError):
+            return
+        self._set_alarm(live, trio.current_time() + live.service.note(error))
+        self._saver.note(live)
 
     async def _round(self, live: Live) -> None:
         todo, live.unfinished = live.unfinished, None
         if todo is None:
             todo = self._decide(live, await self._read(live))
-        if todo.has_a_past:
-            await self._save_before(live, todo)
-        for decision in todo.decisions:
-            await self._carry_out(live, decision, todo)
+        done = 0
+        try:
+            if todo.has_a_past:
+                await self._saver.save(live)
+            for decision in todo.decisions:
+                await self._carry_out(live, decision, todo)
+                done += 1
+        finally:
+            live.unfinished = todo.without(done)
         live.again = live.again or self._goes_on(todo)
         self._note_changes(live)
 
-    async def _save_before(self, live: Live, todo: Round) -> None:
-        """Return when the state that led to these decisions is durable. Raises BrokerError, and keeps them."""
-        try:
-            await self._saver.save(live)
-        except BrokerError:
-            live.unfinished = todo
-            raise
-
     async def save(self, live: Live) -> None:
-        """Return when the state of a subscription as it is now is durable. Raises BrokerError."""
+        """Return when the state of a subscription as it is now is durable. Raises BrokerError, as Saver.save()."""
         await self._saver.save(live)
 
     @staticmethod
@@ -262,17 +276,19 @@ class Deliveries:
 
     # Carrying out
 
-    def _carry_out_now(self, live: Live, todo: Round) -> int:
-        """Carry out what needs no waiting; returns how many of the decisions, from the first one on."""
-        if todo.has_a_past:
-            return 0
-        for number, deliver in enumerate(todo.decisions):
-            assert isinstance(deliver, Deliver)
-            frames = collect_recent(live.logs[deliver.partition], deliver.runs, todo.chunks.get(deliver.partition))
-            if frames is None:
-                return number
-            self._push(live, deliver, deliver.runs, frames, todo)
-        return len(todo.decisions)
+    def _carry_out_now(self, live: Live, todo: Round) -> None:
+        """Carry out the decisions from the first one on, up to one that has to wait; `live` keeps the rest."""
+        done = 0
+        try:
+            for deliver in () if todo.has_a_past else todo.decisions:
+                assert isinstance(deliver, Deliver)
+                frames = collect_recent(live.logs[deliver.partition], deliver.runs, todo.chunks.get(deliver.partition))
+                if frames is None:
+                    break
+                self._push(live, deliver, deliver.runs, frames, todo)
+                done += 1
+        finally:
+            live.unfinished = todo.without(done)
 
     async def _carry_out(self, live: Live, decision: Decision, todo: Round) -> None:
         chunk = todo.chunks.get(decision.partition)

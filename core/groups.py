@@ -106,11 +106,14 @@ class Groups:
 
     def tick(self, now: float) -> list[tuple[str, str]]:
         """Put out the members whose time is up; return them as (group, member)."""
-        late = [(group, [each.member for each in group.members.values() if each.deadline <= now]) for group in self]
-        for group, members in late:
-            if members:
-                self._drop(group, members, now)
-        return [(group.name, member) for group, members in late for member in members]
+        return [(group.name, member) for group in self for member in self.tick_group(group, now)]
+
+    def tick_group(self, group: Group, now: float) -> list[str]:
+        """Put out the members of one group whose time is up; return them."""
+        late = [each.member for each in group.members.values() if each.deadline <= now]
+        if late:
+            self._drop(group, late, now)
+        return late
 
     def next_deadline(self) -> float:
         """Return when tick() is to be called at the latest; infinity if nobody is in any group."""

@@ -1,6 +1,6 @@
 """core.listening: sockets that peers connect to, and the peers that are connected.
 
-May import: core.broker, core.errors, core.readiness, core.replies, core.session, core.transport, trio,
+May import: core.broker, core.errors, core.faults, core.readiness, core.replies, core.session, core.transport, trio,
     the standard library.
 Never: files.
 """
@@ -11,12 +11,14 @@ import errno
 import logging
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import trio
 
 from core.broker import MessageBroker
 from core.errors import BrokerError, TooManyConnections
+from core.faults import Faults, keep_running
 from core.readiness import AVAILABLE, Readiness
 from core.replies import refusal
 from core.session import Session
@@ -112,6 +114,7 @@ class Peers:
     def __init__(self, broker: MessageBroker) -> None:
         self._broker = broker
         self._sessions: set[Visit] = set()
+        self._faults = Faults()
         self._readiness = Readiness(broker.engine.together) if AVAILABLE else None
 
     def __len__(self) -> int:
@@ -119,6 +122,9 @@ class Peers:
 
     async def accept(self, listener: socket.socket, door: Door, sessions: trio.Nursery) -> None:
         """Start a session for each peer that connects, for ever."""
+        await keep_running("accepting of connections", partial(self._accept, listener, door, sessions))
+
+    async def _accept(self, listener: socket.socket, door: Door, sessions: trio.Nursery) -> None:
         while True:
             await trio.lowlevel.wait_readable(listener)
             try:
@@ -147,7 +153,8 @@ class Peers:
     async def _serve(self, session: Visit, door: Door) -> None:
         self._sessions.add(session)
         try:
-            await session.run()
+            with Faults().contained(f"a session of {door.name}"):
+                await session.run()
         finally:
             self._broker.connections -= 1
             self._broker.metrics.connections[door.name] -= 1
@@ -164,7 +171,8 @@ class Peers:
         while True:
             await trio.sleep(interval / 8)
             for session in list(self._sessions):
-                session.check_life(interval)
+                with self._faults.contained("a look whether a peer lives"):
+                    session.check_life(interval)
 
     def drain(self) -> None:
         """Ask every session to finish."""

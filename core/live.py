@@ -1,7 +1,8 @@
 """core.live: a subscription in service, and what it has decided but not seen carried out.
 
-May import: core.outlets, core.slices, core.subscriptions.alarms, core.subscriptions.decisions,
-    core.subscriptions.snapshot, core.subscriptions.subscription, storage.engine, msgspec, the standard library.
+May import: core.errors, core.faults, core.outlets, core.slices, core.subscriptions.alarms,
+    core.subscriptions.decisions, core.subscriptions.snapshot, core.subscriptions.subscription, storage.engine, msgspec,
+    the standard library.
 Never: trio, sockets, files.
 """
 
@@ -12,6 +13,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from core.errors import UnknownSubscription
+from core.faults import Fault
 from core.outlets import Outlet
 from core.slices import READ_BYTES
 from core.subscriptions.alarms import NEVER
@@ -24,13 +27,14 @@ from storage.engine import Chunk, PartitionLog
 class Saving:
     """When a subscription is to be saved."""
 
-    __slots__ = ("began", "due", "live", "took")
+    __slots__ = ("began", "due", "fault", "live", "took")
 
     def __init__(self, live: Live) -> None:
         self.live = live
         self.due = NEVER  # set by Alarms
         self.began = 0.0  # when its last snapshot was taken
         self.took = 0.0  # seconds that taking it cost
+        self.fault = Fault(f"saving of subscription {live.name}")
 
 
 class Save(NamedTuple):
@@ -51,11 +55,11 @@ class Live:
         self.topic = topic
         self.created_ms = created_ms
         self.subscription = subscription
-        self.logs = dict(logs)
+        self.logs = logs  # replaced as a whole, never changed: it may be iterated over while others run
         self.outlets: dict[str, Outlet] = {}
         self.delivered_messages = 0  # since the start
         self.delivered_bytes = 0
-        self.fault: str | None = None  # why it cannot be served at all
+        self.service = Fault(f"subscription {name}")  # while it has one, it stands still
         self.gone = False
         self.due = NEVER  # when its state wants to be asked again; set by Alarms
         self.serving = False  # is a task of its own busy with it?
@@ -64,6 +68,16 @@ class Live:
         self.unwatch: list[Callable[[], None]] = []
         self.saving = Saving(self)
         self._message_bytes = float(READ_BYTES)  # of the messages read last; as large as can be until we know
+
+    @property
+    def fault(self) -> str | None:
+        """Why it cannot be served, or its state not be kept; None: all is well."""
+        return self.service.text or self.saving.fault.text
+
+    def check_in_service(self) -> None:
+        """Raises UnknownSubscription once it has been removed: nothing may be stored for it any more."""
+        if self.gone:
+            raise UnknownSubscription(self.name)
 
     @property
     def key(self) -> str:
@@ -102,6 +116,6 @@ class Round(NamedTuple):
         """Is there a redelivery or a dead letter? The state that led to it has to be durable first."""
         return any(isinstance(decision, DeadLetter) or decision.attempt > 1 for decision in self.decisions)
 
-    def without(self, count: int) -> Round:
-        """Return it without the first decisions."""
-        return self._replace(decisions=self.decisions[count:])
+    def without(self, count: int) -> Round | None:
+        """Return it without the first decisions; None if none are left."""
+        return self._replace(decisions=self.decisions[count:]) if count < len(self.decisions) else None

@@ -8,6 +8,7 @@ Never: sockets, files.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -17,7 +18,7 @@ import trio
 
 from core.dead_letters import DeadLetters, Letter, properties_of
 from core.deliveries import Deliveries
-from core.errors import BadRequest, SubscriptionExists, UnknownSubscription, UnknownTopic
+from core.errors import BadRequest, SubscriptionExists, TopicInUse, UnknownSubscription, UnknownTopic
 from core.live import Live
 from core.names import check_name
 from core.positions import resolve
@@ -28,20 +29,23 @@ from core.subscriptions.snapshot import Snapshot
 from core.subscriptions.subscription import Subscription
 from storage.engine import Engine, PartitionLog
 
+log = logging.getLogger("qb.subscriptions")
 ALL = 1_000_000  # letters that one retry or purge may name
 
-# Stores a message: (topic, body, partition, key, properties); makes the topic if it is missing.
+MakeTopic = Callable[[str], Awaitable[None]]  # unless it exists
+# Stores a message: (topic, body, partition, key, properties).
 Store = Callable[[str, bytes, int, str | None, Mapping[str, str]], Awaitable[object]]
 
 
 class SubscriptionManager:
     """Every subscription of the broker."""
 
-    def __init__(self, engine: Engine, store: Store) -> None:
+    def __init__(self, engine: Engine, make_topic: MakeTopic, store: Store) -> None:
         self._engine = engine
+        self._make_topic = make_topic
         self._store = store
         self._dead_letters = DeadLetters(engine.metadata)
-        self._changing = trio.Lock()  # one creation or removal at a time
+        self._changing = trio.Lock()  # held while subscriptions, and topics below them, come or go
         self.deliveries = Deliveries(engine.metadata, self._bury)
         self._restore()
 
@@ -49,13 +53,20 @@ class SubscriptionManager:
         for key, entry in self._engine.metadata.under("subscription/").items():
             name, saved = key.partition("/")[2], entry.value
             if saved["topic"] not in self._engine.topics():
-                continue  # the topic's directory is gone; the entry stays for whoever looks into that
+                self._forget(name, saved["topic"])
+                continue
             snapshot = msgspec.convert(saved["snapshot"], Snapshot)
             restored = Subscription.restore(name, snapshot, trio.current_time(), random.Random())
             known = {partition.partition for partition in snapshot.partitions}
             for partition in self._logs(saved["topic"]).keys() - known:
                 restored.add_partition(partition, 0)  # it was added, and the broker stopped before this was saved
             self.deliveries.add(Live(name, saved["topic"], saved["created_ms"], restored, self._logs(saved["topic"])))
+
+    def _forget(self, name: str, topic: str) -> None:
+        """Remove what is kept of a subscription whose topic is gone."""
+        log.warning("subscription %r is removed: its topic %r is gone", name, topic)
+        for key in _keys(name):
+            self._engine.metadata.put_soon(key, None)
 
     def _logs(self, topic: str) -> dict[int, PartitionLog]:
         known = self._engine.topics().get(topic)
@@ -87,15 +98,14 @@ class SubscriptionManager:
         wanted = parse_options(options or {})
         if wanted.dead_letter_topic is not None:
             check_name("topic", wanted.dead_letter_topic)
-        logs = self._logs(topic)
         async with self._changing:
+            logs = self._logs(topic)
             known = self.deliveries.get(subscription_id)
             if known is not None:
                 return self._same(known, topic, wanted)
             starts = {partition: await resolve(log, start_offset) for partition, log in logs.items()}
             made = Subscription(subscription_id, wanted, starts, random.Random())
-            await self._add(Live(subscription_id, topic, now_ms(), made, logs))
-        return self._summary(self.live(subscription_id))
+            return await self._add(Live(subscription_id, topic, now_ms(), made, logs))
 
     def _same(self, known: Live, topic: str, wanted: Options) -> dict[str, Any]:
         if known.topic != topic or known.subscription.options != wanted:
@@ -105,9 +115,13 @@ class SubscriptionManager:
             )
         return self._summary(known)
 
-    async def _add(self, live: Live) -> None:
-        await self._engine.metadata.put(live.key, live.to_save().value)
+    async def _add(self, live: Live) -> dict[str, Any]:
+        """Put a new one into service, durably; to be called with the lock held, so that its topic stays."""
+        with trio.CancelScope(shield=True):  # it is made as a whole, whoever goes away meanwhile
+            await self._engine.metadata.put(live.key, live.to_save().value)
         self.deliveries.add(live)
+        self.deliveries.add_partitions(live, self._logs(live.topic))  # the topic may have grown meanwhile
+        return self._summary(live)
 
     async def delete(self, subscription_id: str) -> dict[str, Any]:
         """Remove a subscription; whoever had joined it is told. Raises UnknownSubscription."""
@@ -115,16 +129,22 @@ class SubscriptionManager:
             await self._remove([self.live(subscription_id)], "the subscription was deleted")
         return {}
 
-    async def topic_deleted(self, topic: str) -> None:
-        """Remove every subscription of a topic that is going away."""
+    async def delete_topic(self, topic: str, if_unused: bool) -> None:
+        """Remove a topic and every subscription of it. Raises UnknownTopic, TopicInUse."""
         async with self._changing:
-            await self._remove(self.on_topic(topic), f"topic {topic!r} was deleted")
+            self._logs(topic)
+            used_by = self.on_topic(topic)
+            if if_unused and used_by:
+                names = ", ".join(sorted(live.name for live in used_by))
+                raise TopicInUse(f"topic {topic!r} has subscriptions: {names}")
+            with trio.CancelScope(shield=True):
+                await self._remove(used_by, f"topic {topic!r} was deleted")
+                await self._engine.delete_topic(topic)
 
     async def _remove(self, lives: list[Live], reason: str) -> None:
         for live in lives:
             self.deliveries.remove(live, reason)
-        keys = [key for live in lives for key in (live.key, f"dead/{live.name}")]
-        await self._engine.metadata.delete(*keys)
+        await self._engine.metadata.delete(*(key for live in lives for key in _keys(live.name)))
 
     def partitions_added(self, topic: str) -> None:
         """Serve the new partitions of a topic from their beginning."""
@@ -134,16 +154,16 @@ class SubscriptionManager:
 
     async def fork(self, subscription_id: str, new_id: str) -> dict[str, Any]:
         """Make a subscription that stands exactly where another one stands. Raises SubscriptionExists."""
-        source = self.live(subscription_id)
         check_name("subscription", new_id)
         async with self._changing:
+            source = self.live(subscription_id)
             if self.deliveries.get(new_id) is not None:
                 raise SubscriptionExists(f"subscription {new_id!r} exists already")
             snapshot = source.subscription.snapshot().forked()
             forked = Subscription.restore(new_id, snapshot, trio.current_time(), random.Random())
-            await self._add(Live(new_id, source.topic, now_ms(), forked, self._logs(source.topic)))
+            made = await self._add(Live(new_id, source.topic, now_ms(), forked, source.logs))
             await self.deliveries.save(source)  # its snapshot was taken for another purpose
-        return self._summary(self.live(new_id))
+        return made
 
     # Looking
 
@@ -232,6 +252,10 @@ class SubscriptionManager:
             frame, live.name, live.topic, letter.partition, letter.attempts, letter.reason
         )
         target = live.subscription.options.dead_letters_of(live.name)
+        if target not in self._engine.topics():
+            async with self._changing:
+                live.check_in_service()
+                await self._make_topic(target)
         await self._store(target, message.body, 0, message.properties.get("key"), properties)
 
     async def dead_letters(self, subscription_id: str, max: int = 100) -> list[Letter]:
@@ -249,13 +273,16 @@ class SubscriptionManager:
         for letter in letters:
             live.subscription.retry(letter.partition, letter.offset, letter.key)
         await self.deliveries.save(live)
+        live.check_in_service()
         await self._dead_letters.note_done(live.name, [letter.number for letter in letters])
         self.deliveries.touch(live)
         return {"retried": len(letters)}
 
     async def purge_dead_letters(self, subscription_id: str, numbers: list[int] | None = None) -> dict[str, int]:
         """Forget dead letters."""
+        live = self.live(subscription_id)
         letters = await self._chosen(subscription_id, numbers)
+        live.check_in_service()
         await self._dead_letters.note_done(subscription_id, [letter.number for letter in letters])
         return {"purged": len(letters)}
 
@@ -268,3 +295,8 @@ class SubscriptionManager:
         if missing:
             raise BadRequest(f"subscription {subscription_id!r} has no dead letter {missing[0]}")
         return [known[number] for number in numbers]
+
+
+def _keys(name: str) -> tuple[str, str]:
+    """Return where the metadata keeps what belongs to a subscription."""
+    return f"subscription/{name}", f"dead/{name}"

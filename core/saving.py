@@ -1,7 +1,7 @@
 """core.saving: makes the state of subscriptions durable: soon enough for their windows, and not more often.
 
-May import: core.errors, core.live, core.subscriptions.alarms, core.subscriptions.saving, storage.engine, trio,
-    the standard library.
+May import: core.errors, core.faults, core.live, core.subscriptions.alarms, core.subscriptions.saving, storage.engine,
+    trio, the standard library.
 Never: sockets, files.
 
 What is due at once is given to the disk in the very step of the event loop that makes it so, the rest by a timer. While
@@ -16,7 +16,8 @@ from functools import partial
 
 import trio
 
-from core.errors import BrokerError
+from core.errors import BrokerError, Internal
+from core.faults import Faults
 from core.live import Live, Save, Saving
 from core.subscriptions.alarms import NEVER, Alarms
 from core.subscriptions.saving import Haste
@@ -38,13 +39,20 @@ class Saver:
         self._alarms: Alarms[Saving] = Alarms()
         self._under_way = False  # is there a transaction? Then what is due waits for its end
         self._not_before = 0.0  # a save has failed: give the disk some time
+        self._faults = Faults()
         self._wake = trio.Event()
         self._wakes_at = NEVER  # when the timer looks again by itself
 
     # What is due when
 
     def note(self, live: Live) -> None:
-        """See that it is saved in time, if it has changed."""
+        """See that it is saved in time, if it has changed. Raises nothing."""
+        try:
+            self._note(live)
+        except Exception as error:
+            self._put_off(live, error)
+
+    def _note(self, live: Live) -> None:
         if not live.subscription.dirty or live.gone:
             return
         now = trio.current_time()
@@ -86,10 +94,28 @@ class Saver:
         """Save all that is due, unless a transaction is under way."""
         if self._under_way:
             return
-        saves = [self._take(saving.live, now) for saving in self._alarms.pop_due(now) if not saving.live.gone]
+        due = [saving.live for saving in self._alarms.pop_due(now) if not saving.live.gone]
+        saves = [save for live in due if (save := self._take_or_try_again(live, now))]
         if saves:
             self._under_way = True
-            self._metadata.put_then({save.live.key: save.value for save in saves}, partial(self._ended, saves))
+            try:
+                self._metadata.put_then({save.live.key: save.value for save in saves}, partial(self._ended, saves))
+            except Exception as error:
+                for save in saves:
+                    save.live.saving.fault.note(error)
+                self._ended(saves, Internal("the state of subscriptions could not be stored"))
+
+    def _take_or_try_again(self, live: Live, now: float) -> Save | None:
+        """Return the state of a subscription to be saved; if that fails it is tried again, and the others are saved."""
+        try:
+            return self._take(live, now)
+        except Exception as error:
+            self._put_off(live, error)
+            return None
+
+    def _put_off(self, live: Live, error: Exception) -> None:
+        self._alarms.set(live.saving, trio.current_time() + live.saving.fault.note(error))
+        self._set_timer()
 
     def _ended(self, saves: Sequence[Save], error: BrokerError | None) -> None:
         try:
@@ -97,28 +123,36 @@ class Saver:
                 self._try_again(saves)
                 return
             for save in saves:
-                if save.live.subscription.saved(save.number):
-                    self._serve(save.live)
+                with self._faults.contained(f"the end of a save of subscription {save.live.name}"):
+                    save.live.saving.fault.end()
+                    if save.live.subscription.saved(save.number):
+                        self._serve(save.live)
         finally:
             self._under_way = False
             self._begin(trio.current_time())
             self._set_timer()
 
     async def save(self, live: Live) -> None:
-        """Return when the state as it is now is durable. Raises BrokerError, and then tries again by itself."""
+        """Return when the state as it is now is durable. Raises BrokerError, and then tries again by itself.
+
+        Raises UnknownSubscription if it has been removed: nothing of it may come back.
+        """
+        live.check_in_service()
         save = self._take(live, trio.current_time())
         try:
             await self._metadata.put(live.key, save.value)
         except BaseException:
             self._try_again([save])
             raise
+        live.saving.fault.end()
         live.subscription.saved(save.number)
 
     async def finish(self, lives: Iterable[Live]) -> None:
         """Make durable what is out of date. Raises BrokerError."""
         for live in lives:
-            if live.subscription.dirty or live.saving.due < NEVER:
-                self._metadata.put_soon(live.key, self._take(live, trio.current_time()).value)
+            due = live.subscription.dirty or live.saving.due < NEVER
+            if due and (save := self._take_or_try_again(live, trio.current_time())):
+                self._metadata.put_soon(live.key, save.value)
         await self._metadata.flush()
 
     def _take(self, live: Live, now: float) -> Save:

@@ -1,7 +1,7 @@
 """core.transactions: messages that become visible as a whole or not at all, once.
 
-May import: core.committing, core.config, core.decisions, core.errors, core.open_stages, core.replies, storage.engine,
-    trio, the standard library.
+May import: core.committing, core.config, core.decisions, core.errors, core.faults, core.open_stages, core.replies,
+    storage.engine, trio, the standard library.
 Never: sockets, files.
 
 docs/TRANSACTIONS.md is the contract.
@@ -19,6 +19,7 @@ from core.committing import Committing
 from core.config import ServerSettings
 from core.decisions import NamedStage, TransactionReceipt
 from core.errors import BrokerError
+from core.faults import keep_running
 from core.open_stages import Answer, OpenStages
 from core.replies import now_ms
 from storage.engine import Engine, Stage, Where
@@ -48,8 +49,8 @@ class Transactions:
     async def run(self) -> None:
         """Commit and expire until cancelled; the engine must outlive this."""
         async with trio.open_nursery() as keepers:
-            keepers.start_soon(self._committing.run)
-            keepers.start_soon(self._forget_forever)
+            keepers.start_soon(keep_running, "committing", self._committing.run)
+            keepers.start_soon(keep_running, "forgetting of transactions", self._forget_forever)
 
     async def _forget_forever(self) -> None:
         while True:

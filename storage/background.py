@@ -1,7 +1,7 @@
 """storage.background: what an engine does when nobody asks: drop old segments, prove closed ones.
 
-May import: core.errors, storage.batches, storage.engine, storage.files, storage.index, storage.partition_log,
-    storage.retention, storage.segment, trio, the standard library.
+May import: core.errors, core.faults, storage.batches, storage.engine, storage.files, storage.index,
+    storage.partition_log, storage.retention, storage.segment, trio, the standard library.
 Never: metadata, creating or deleting topics.
 """
 
@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 
 import trio
 
 from core.errors import BrokerError, LogDamaged
+from core.faults import Faults
 from storage.batches import walk
 from storage.engine import Topic
 from storage.files import sync_directory
@@ -31,17 +33,19 @@ Logs = Callable[[], Iterable[tuple[Topic, LocalLog]]]
 
 async def drop_forever(logs: Logs, clock: Callable[[], int], hours: float, limit: int, interval: float) -> None:
     """Sweep again and again."""
+    faults = Faults()
     while True:
-        await sweep(logs, clock(), hours, limit)
+        await sweep(logs, clock(), hours, limit, faults)
         await trio.sleep(interval)
 
 
-async def sweep(logs: Logs, now_ms: int, hours: float, limit: int) -> None:
-    """Drop what may be dropped in every log; a topic's own limits override these."""
+async def sweep(logs: Logs, now_ms: int, hours: float, limit: int, faults: Faults) -> None:
+    """Drop what may be dropped in every log; a topic's own limits override these. A fault of one log is its own."""
     for topic, log in list(logs()):
         own_hours = hours if topic.retention_hours is None else topic.retention_hours
         own_limit = limit if topic.retention_bytes is None else topic.retention_bytes
-        await drop_expired(log, now_ms, own_hours, own_limit)
+        with faults.contained(f"retention of {log.topic}/{log.partition}"):
+            await drop_expired(log, now_ms, own_hours, own_limit)
 
 
 async def drop_expired(log: LocalLog, now_ms: int, hours: float, limit: int) -> None:
@@ -66,12 +70,12 @@ def _delete(segments: list[Segment]) -> None:
 
 async def prove(logs: Logs) -> None:
     """Check every seal of the segments that were closed before this start; what is wrong stops its topic."""
+    faults = Faults()
     for _, log in list(logs()):
-        try:
+        with faults.contained(f"proving of {log.topic}/{log.partition}"), suppress(LogDamaged):
+            # Damage was told when it was found, and nothing else of the topic is served now.
             for segment in log.closed_segments:
                 await _prove_segment(log, segment)
-        except LogDamaged:
-            pass  # it was told when it was found, and nothing else of the topic is served now
 
 
 async def _prove_segment(log: LocalLog, segment: Segment) -> None:

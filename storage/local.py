@@ -1,6 +1,6 @@
 """storage.local: the engine that keeps topics in files on this machine.
 
-May import: core.errors, storage.background, storage.engine, storage.files, storage.layout,
+May import: core.errors, core.faults, storage.background, storage.engine, storage.files, storage.layout,
     storage.measures, storage.metadata, storage.pace, storage.partition_log, storage.recovery, storage.shared,
     storage.staging, storage.tail, storage.threads, storage.together, msgspec, trio, the standard library.
 Never: connections, subscriptions.
@@ -14,6 +14,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -21,6 +22,7 @@ import msgspec
 import trio
 
 from core.errors import BrokerError, DiskFull, Internal, ShuttingDown, TopicExists, UnknownPartition, UnknownTopic
+from core.faults import keep_running
 from storage import background
 from storage.engine import Metadata, Recovery, Step, Topic
 from storage.files import NO_ROOM, CannotOpen, OpenFiles, lock_directory, make_directory
@@ -312,17 +314,12 @@ class LocalEngine:
         self._facts.start()
         try:
             async with trio.open_nursery() as keepers:
-                keepers.start_soon(self._writers.deliver_forever)
-                keepers.start_soon(self._facts.write_forever)
+                keepers.start_soon(keep_running, "writers", self._writers.deliver_forever)
+                keepers.start_soon(keep_running, "metadata", self._facts.write_forever)
                 keepers.start_soon(background.prove, self._logs)
-                keepers.start_soon(
-                    background.drop_forever,
-                    self._logs,
-                    self._shared.clock,
-                    settings.retention_hours,
-                    settings.retention_bytes,
-                    settings.retention_interval,
-                )
+                limits = settings.retention_hours, settings.retention_bytes, settings.retention_interval
+                drop = partial(background.drop_forever, self._logs, self._shared.clock, *limits)
+                keepers.start_soon(keep_running, "retention", drop)
         finally:
             with trio.CancelScope(shield=True):
                 await self._finish()

@@ -134,7 +134,10 @@ class LocalMetadata:
             self._some_lag.set()
         for write in writes:
             if write.done is not None:
-                write.done(write.outcome if isinstance(write.outcome, BrokerError) else None)
+                try:
+                    write.done(write.outcome if isinstance(write.outcome, BrokerError) else None)
+                except Exception:
+                    logger.exception("the end of a write could not be told")
 
     def _try_again(self, writes: Sequence[Write], error: BaseException) -> None:
         logger.error("metadata could not be written: %s", error)

@@ -9,7 +9,7 @@ import pytest
 import trio
 from test_push import Delivered, a_topic, bodies, joined
 
-import core.deliveries
+import core.faults
 import core.saving
 from core.frames import MessageType as T
 from storage.metadata import LocalMetadata
@@ -46,7 +46,7 @@ class Disk:
 @pytest.fixture
 def disk(monkeypatch):
     monkeypatch.setattr(core.saving, "RETRY", 0.05)
-    monkeypatch.setattr(core.deliveries, "FAULT_RETRY", 0.05)
+    monkeypatch.setattr(core.faults, "FIRST_DELAY", 0.05)
     disk = Disk(monkeypatch)
     yield disk
     disk.go_on()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from stores import HOUR, Clock, everything, indexes, logs, opened, store, until
 
 from core.errors import OffsetOutOfRange
+from core.faults import Faults
 from storage.background import drop_expired, sweep
 from storage.batches import walk
 from storage.engine import Topic
@@ -88,7 +89,7 @@ async def test_zero_for_a_topic_means_without_limit(tmp_path: Path) -> None:
         await engine.create_topic(Topic(topic="as the broker"))
         for _ in range(3):
             await store(engine.log("as the broker", 0), b"x")
-        await sweep(engine._logs, clock.now, 1, 1)
+        await sweep(engine._logs, clock.now, 1, 1, Faults())
         assert engine.log("t", 0).first_offset == 0
         assert engine.log("as the broker", 0).first_offset == 2
 
@@ -97,7 +98,7 @@ async def test_a_large_partition_is_cut_down_to_its_limit(tmp_path: Path) -> Non
     clock = Clock()
     await fill(tmp_path, clock, retention_bytes=500)
     async with opened(tmp_path, clock) as engine:
-        await sweep(engine._logs, clock.now, 0, 0)
+        await sweep(engine._logs, clock.now, 0, 0, Faults())
         log = engine.log("t", 0)
         assert log.state().bytes == sum(path.stat().st_size for path in logs(tmp_path)) <= 500
         assert log.first_offset > 0
