@@ -57,6 +57,7 @@ from clients import (
     UnknownStage,
     UnknownSubscription,
     UnknownTopic,
+    UsedAfterFork,
 )
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ __all__ = [
     "UnknownStage",
     "UnknownSubscription",
     "UnknownTopic",
+    "UsedAfterFork",
     "main",
 ]
 

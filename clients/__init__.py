@@ -50,6 +50,7 @@ from clients.errors import (
     UnknownStage,
     UnknownSubscription,
     UnknownTopic,
+    UsedAfterFork,
 )
 from clients.fetching import Fetched
 from clients.message import Message
@@ -113,6 +114,7 @@ __all__ = [
     "UnknownStage",
     "UnknownSubscription",
     "UnknownTopic",
+    "UsedAfterFork",
 ]
 
 

@@ -1,15 +1,15 @@
 """clients.blocking: BrokerClient, for threads.
 
-May import: clients.blocking_transactions, clients.bulk, clients.conversation, clients.errors, clients.handling,
-clients.link, clients.publishing, clients.pulling, clients.read_ahead, clients.receipts, clients.scattering,
-clients.subscriptions, core.frames, the standard library.
+May import: clients.blocking_transactions, clients.bulk, clients.conversation, clients.errors, clients.forking,
+clients.handling, clients.link, clients.publishing, clients.pulling, clients.read_ahead, clients.receipts,
+clients.scattering, clients.subscriptions, clients.window, core.frames, the standard library.
 Never: trio.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic, perf_counter
 from types import TracebackType
 from typing import Any
@@ -18,6 +18,7 @@ from clients.blocking_transactions import Transactions
 from clients.bulk import Tally
 from clients.conversation import Conversation, answer_of
 from clients.errors import QBError
+from clients.forking import call_in_child
 from clients.handling import Handling
 from clients.link import Link
 from clients.publishing import Body, Form, as_bytes, check_size, form_of, portions
@@ -26,7 +27,10 @@ from clients.read_ahead import ReadAhead
 from clients.receipts import Offsets, Receipt
 from clients.scattering import Routes, Scatter, check_keys
 from clients.subscriptions import Subscriptions
+from clients.window import Batch
 from core.frames import Frame
+
+Send = Callable[[Form, Sequence[bytes]], Batch]  # bodies of one publish_many, on the link that it began with
 
 
 class BrokerClient(Subscriptions, Pulling, Transactions):
@@ -36,6 +40,10 @@ class BrokerClient(Subscriptions, Pulling, Transactions):
     it and raise BrokerUnavailable when it takes too long. `idempotent` publishes that were on their way are sent
     again and are never stored twice; without it they raise PublishUncertain. A refusal raises RequestRefused or one
     of its subclasses.
+
+    In a child of os.fork() the client goes on with a connection and a producer id of its own, from the next call on,
+    and the parent with its own. Subscribers, transactions and stages stay with the parent: in the child they raise
+    UsedAfterFork, and to leave them there does nothing.
     """
 
     def __init__(
@@ -50,11 +58,17 @@ class BrokerClient(Subscriptions, Pulling, Transactions):
     ) -> None:
         self.host, self.port, self.client_id = host, port, client_id
         self._request_timeout = request_timeout
-        self._conversation = Conversation(client_id, idempotent=idempotent)
+        self._heartbeat_interval, self._idempotent = heartbeat_interval, idempotent
         self._routes = Routes()
-        self._link = Link(host, port, self._conversation, heartbeat_interval=heartbeat_interval)
+        self._begin()
+        call_in_child(self, BrokerClient._begin)
+
+    def _begin(self) -> None:
+        """Start out without a connection, a producer id and anything in flight."""
+        self._conversation = Conversation(self.client_id, idempotent=self._idempotent)
+        self._link = Link(self.host, self.port, self._conversation, heartbeat_interval=self._heartbeat_interval)
         self._read_ahead = ReadAhead(self._link, self._ask_for)
-        self._handling = self._link.listener = Handling(self._link, self._conversation, request_timeout)
+        self._handling = self._link.listener = Handling(self._link, self._conversation, self._request_timeout)
 
     @property
     def max_message_size(self) -> int:
@@ -199,19 +213,23 @@ class BrokerClient(Subscriptions, Pulling, Transactions):
         form = Form(topic, partition, key, properties, timestamp_ms)
         check_keys(partition, key, keys)
         self._link.open(monotonic() + self._request_timeout, patient=True)  # to know the broker's size limit
-        tally, answered = Tally(), threading.Semaphore(0)
+        tally, answered, link = Tally(), threading.Semaphore(0), self._link
         count = self._partitions_of(topic) if partition is None and key is None else 1
-        with self._link.attended():
+
+        def send(form: Form, bodies: Sequence[bytes]) -> Batch:
+            return link.publish(form, bodies, answered, monotonic() + self._request_timeout, tally.check)
+
+        with link.attended():
             if count > 1 or keys is not None:
                 scatter = Scatter(topic, count, self._routes, properties, timestamp_ms)
-                self._scatter(scatter, bodies, keys, tally, answered)
+                self._scatter(scatter, bodies, keys, tally, send)
             else:
-                self._send_many(form, bodies, tally, answered)
+                self._send_many(form, bodies, tally, send)
             patience = 0 if tally.hopeless else self._request_timeout
             while tally.pending and answered.acquire(timeout=patience):
                 tally.collect()
             for _, batch in tally.pending:
-                self._link.abandon(batch)
+                link.abandon(batch)
         return self._routes.checked(topic, tally)
 
     def _partitions_of(self, topic: str) -> int:
@@ -235,7 +253,7 @@ class BrokerClient(Subscriptions, Pulling, Transactions):
         bodies: Iterable[Body],
         keys: Iterable[str | None] | None,
         tally: Tally,
-        answered: threading.Semaphore,
+        send: Send,
     ) -> None:
         """Send to several partitions until the bodies end or something fails, which is noted in the tally."""
         try:
@@ -243,17 +261,15 @@ class BrokerClient(Subscriptions, Pulling, Transactions):
             limit = self._conversation.max_message_size
             for block in portions(bodies, scatter.overhead, limit, scatter.block_bytes):
                 for _, indexes, form, some in scatter.pieces(block):
-                    deadline = monotonic() + self._request_timeout
-                    tally.add(self._link.publish(form, some, answered, deadline, tally.check), indexes)
+                    tally.add(send(form, some), indexes)
         except Exception as error:
             tally.fail(scatter.next_index, error)
 
-    def _send_many(self, form: Form, bodies: Iterable[Body], tally: Tally, answered: threading.Semaphore) -> None:
+    def _send_many(self, form: Form, bodies: Iterable[Body], tally: Tally, send: Send) -> None:
         """Send until the bodies end or something fails, which is noted in the tally."""
         try:
             for portion in portions(bodies, form.overhead, self._conversation.max_message_size):
-                batch = self._link.publish(form, portion, answered, monotonic() + self._request_timeout, tally.check)
-                tally.add(batch)
+                tally.add(send(form, portion))
         except Exception as error:
             tally.fail(tally.sent, error)
 

@@ -1,7 +1,7 @@
 """clients.blocking_consumer: Consumer, a member of a consumer group, for threads.
 
 May import: core.errors, core.frames, clients.consumer, clients.consumer_options, clients.conversation, clients.errors,
-clients.fetcher, clients.holdings, clients.link, clients.message, the standard library.
+clients.fetcher, clients.forking, clients.holdings, clients.link, clients.message, the standard library.
 Never: trio.
 
 A thread of its own, the keeper, says what the member has to say and sends the fetches; the link's thread files their
@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from math import inf
 from time import monotonic
@@ -22,8 +23,9 @@ from types import TracebackType
 from clients.consumer import Ask, ConsumerState, Wish
 from clients.consumer_options import checked_options
 from clients.conversation import Conversation, answer_of
-from clients.errors import QBError, RequestRefused, RequestTimedOut, StaleGeneration
+from clients.errors import QBError, RequestRefused, RequestTimedOut, StaleGeneration, UsedAfterFork
 from clients.fetcher import Fetcher
+from clients.forking import call_in_child
 from clients.holdings import Held, Partition
 from clients.link import Link
 from clients.message import Message
@@ -40,7 +42,8 @@ class Consumer:
     what is handled is committed every so often, before a partition is given up, and on close(). Where the group has
     committed nothing yet, it starts at the "earliest" or "latest" message, or at an offset. A lost connection and a
     broker that restarts are survived; then, as after the death of a consumer, what was handled and not committed is
-    handled again. One thread at a time may take messages.
+    handled again. One thread at a time may take messages. In a child of os.fork() an open consumer is the parent's:
+    its use raises UsedAfterFork, stop() and close() do nothing to the parent's.
     """
 
     def __init__(
@@ -80,8 +83,18 @@ class Consumer:
         self._ask: Ask | None = None  # what the keeper says next
         self._conversation = Conversation(client_id, idempotent=False)
         self._fetcher = Fetcher(self._state.holdings, self._conversation)
-        self._link = Link(host, port, self._conversation, heartbeat_interval=heartbeat_interval)
+        self._make_link = partial(Link, host, port, self._conversation, heartbeat_interval=heartbeat_interval)
+        self._link = self._make_link()
         self._link.listener = self
+        call_in_child(self, Consumer._disown)
+
+    def _disown(self) -> None:
+        """In a child of fork(): leave it to the parent if it was opened there."""
+        self._changed = threading.Condition(threading.Lock())
+        self._in_hand = None
+        if self._keeper is None and not self._closed:
+            self._link = self._make_link()
+            self._link.listener = self
 
     # What callers do
 
@@ -140,6 +153,7 @@ class Consumer:
 
         Returns when it is durable. Raises StaleGeneration if a partition is not ours any more, RequestTimedOut.
         """
+        self._link.check_process()
         with self._changed:
             wish = self._state.wish_commit(message)
             self._changed.notify_all()
@@ -149,6 +163,7 @@ class Consumer:
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from another offset of a partition that this consumer holds. Raises StaleGeneration if it does not."""
+        self._link.check_process()
         with self._changed:
             self._state.seek(Partition(topic, partition), offset)
             self._changed.notify_all()
@@ -156,11 +171,14 @@ class Consumer:
     @property
     def assignment(self) -> list[Partition]:
         """The partitions that this consumer holds now, as (topic, partition)."""
+        self._link.check_process()
         with self._changed:
             return sorted(held.partition for held in self._state.holdings if not held.stopped)
 
     def close(self) -> None:
         """Commit what is handled (with auto_commit; not what is in hand), leave the group and disconnect."""
+        if self._link.inherited:
+            return
         with self._changed:
             keeper, self._keeper = self._keeper, None
             self._stopped = True
@@ -187,6 +205,7 @@ class Consumer:
 
     def _next(self, deadline: float) -> Held | None:
         """Count what is in hand as handled, and wait for the next partition with messages."""
+        self._link.check_process()
         if not self._stopped:
             self._start()
         with self._changed:
@@ -206,8 +225,8 @@ class Consumer:
     def _hand_back(self, message: Message) -> None:
         try:
             self.seek(message.topic, message.partition, message.offset)
-        except StaleGeneration:
-            pass  # whoever holds it now gets it
+        except (StaleGeneration, UsedAfterFork):
+            pass  # it belongs to another member, or to the parent of this process
 
     def _wait_for(self, wish: Wish) -> None:
         self._changed.wait_for(lambda: wish.settled or self._closed, self._request_timeout)

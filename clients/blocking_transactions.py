@@ -37,7 +37,8 @@ from core.frames import Frames
 class Stage:
     """A place at the broker for messages that nobody sees until they are committed. For one thread.
 
-    Once a call has raised, every later one raises the same: begin a new stage then.
+    Once a call has raised, every later one raises the same: begin a new stage then. In a child of os.fork() it is the
+    parent's, and raises UsedAfterFork.
     """
 
     def __init__(self, stage_id: str, link: Link, conversation: Conversation, patience: float) -> None:
@@ -62,6 +63,7 @@ class Stage:
         its way when the connection was lost is sent again, and never staged twice. Raises MessageTooLarge, BadRequest,
         BrokerUnavailable, RequestTimedOut, and for what was sent before: UnknownStage, and what else the broker says.
         """
+        self._link.check_process()
         with self._book.whole():
             for bundle in cut(frames, count, self._conversation.max_message_size):
                 self._send(topic, partition, bundle)
@@ -76,6 +78,7 @@ class Stage:
 
     def finish(self) -> int:
         """Wait until all of it is durable; return how many messages the stage holds. Raises as add()."""
+        self._link.check_process()
         with self._book.whole():
             while self._book.pending:
                 if not self._link.wait(self._answered, monotonic() + self._patience):
@@ -92,19 +95,21 @@ class Transaction:
     """Messages that are published together or not at all, in a `with` block. For one thread.
 
     `replayed` tells in the block that it was committed before: then nothing of it is sent. `receipt` tells after the
-    block what was committed. See BrokerClient.transaction().
+    block what was committed. See BrokerClient.transaction(). In a child of os.fork() an open one is the parent's: it
+    raises UsedAfterFork and is neither committed nor aborted.
     """
 
     def __init__(self, client: Transactions, transaction_id: str, number: int | None) -> None:
         self.transaction_id, self.number = transaction_id, number
         self.replayed = False
         self.receipt: TransactionReceipt | None = None
-        self._client, self._routes = client, client._routes
+        self._client, self._routes, self._link = client, client._routes, client._link
         self._draft = Draft()
         self._stage: Stage | None = None
         self._open = False
 
     def __enter__(self) -> Transaction:
+        self._link = self._client._link
         self._stage = self._client.begin_transaction(self.transaction_id, self.number)
         self.replayed, self._open = self._stage is None, True
         return self
@@ -161,6 +166,7 @@ class Transaction:
         """Return how many partitions a topic has; when nothing will be sent, as many as are needed."""
         if not self._open:
             raise RuntimeError("a transaction takes messages inside its block only")
+        self._link.check_process()
         expected = max(partition or 0, 0) + 1
         return expected if self._stage is None else self._client._count_partitions(topic, expected)
 
@@ -189,6 +195,7 @@ class Transaction:
             raise
 
     def _commit(self) -> None:
+        self._link.check_process()
         stages = []
         if self._stage is not None:
             for portion in self._draft.take_all():
@@ -201,7 +208,7 @@ class Transaction:
         if self._stage is None:
             return
         self._stage.abandon()
-        if self._client._link.up:
+        if self._link.up:  # never in a child of fork()
             with suppress(QBError):
                 about = self.transaction_id, self.number, [self._stage.stage_id]
                 self._client._abort(*about, monotonic() + ABORT_PATIENCE)

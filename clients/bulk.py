@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from clients.errors import BrokerUnavailable, PublishFailed, PublishUncertain, QBError, RequestTimedOut
+from clients.errors import BrokerUnavailable, PublishFailed, PublishUncertain, QBError, RequestTimedOut, UsedAfterFork
 from clients.receipts import Offsets, Scattered, ScatteredOffsets, StoredRun
 from clients.window import Batch
 
@@ -26,8 +26,9 @@ class Tally:
 
     @property
     def hopeless(self) -> bool:
-        """Has the sending of more been waited for in vain already?"""
-        return self._failure is not None and isinstance(self._failure[1], BrokerUnavailable | RequestTimedOut)
+        """Is it in vain to wait for more answers: was it for the sending, or are they the parent's since a fork?"""
+        in_vain = BrokerUnavailable | RequestTimedOut | UsedAfterFork
+        return self._failure is not None and isinstance(self._failure[1], in_vain)
 
     def add(self, batch: Batch, indexes: Sequence[int] | None = None) -> None:
         """Note that a batch was sent, with the bodies of these indexes or the next ones."""

@@ -1,6 +1,6 @@
 """clients.crew: threads that run handlers.
 
-May import: the standard library.
+May import: clients.forking, the standard library.
 Never: sockets, trio.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from queue import SimpleQueue
 from typing import Protocol
+
+from clients.forking import call_in_child
 
 
 class Work(Protocol):
@@ -32,6 +34,11 @@ class Crew:
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._starting = threading.Lock()
         self._threads: list[threading.Thread] = []
+        self._disbanded = False  # in a child of fork(): a thread whose handler forked ends when the handler returns
+        call_in_child(self, Crew._disband)
+
+    def _disband(self) -> None:
+        self._disbanded = True
 
     def call(self, work: Work, hands: int) -> None:
         """There is work for up to so many threads. Does not block."""
@@ -54,7 +61,7 @@ class Crew:
         self._threads = []
 
     def _run(self) -> None:
-        while (work := self._queue.get()) is not None:
+        while not self._disbanded and (work := self._queue.get()) is not None:
             try:
                 self._serve(work)
             except BaseException as error:  # a thread that dies in silence would be worse

@@ -51,6 +51,10 @@ class PublishUncertain(PublishFailed):
     """The answer was lost: what was published may or may not be stored."""
 
 
+class UsedAfterFork(QBError):
+    """It was opened before os.fork() by the parent process, whose it still is; nothing was sent. Open another one."""
+
+
 class SubscriptionRemoved(QBError):
     """The subscription that this client had joined was deleted, or its topic was."""
 

@@ -1,7 +1,7 @@
 """clients.link: a connection to the broker that one thread keeps up, for any number of calling threads.
 
-May import: core.errors, core.frames, clients.conversation, clients.errors, clients.listener, clients.publishing,
-clients.recovery, clients.window, the standard library.
+May import: core.errors, core.frames, clients.conversation, clients.errors, clients.forking, clients.listener,
+clients.publishing, clients.recovery, clients.window, the standard library.
 Never: trio.
 
 Callers write to the socket themselves; the link's thread reads it, wakes callers, and connects again when the
@@ -11,6 +11,9 @@ link's thread stays out of the way while such calls follow each other closely, a
 Three locks, always taken in this order: `_reading` is the right to read the socket and to handle what it brings,
 `_sending` the right to write to it, `_state` guards everything else. While a connection is up the reader never waits
 long for `_sending`: a broker that reads no more until its acks are read must find us reading.
+
+A link belongs to the process that made it. A child of fork() closes its descriptor, which leaves the connection to the
+parent, and never uses the link again.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from typing import Any, TypeVar
 
 from clients.conversation import Answered, Conversation, Event, Goodbye, Owed, Pushed, Settled, TurnedAway, Welcome
 from clients.errors import ConnectionLost, QBError
+from clients.forking import call_in_child, used_after_fork
 from clients.listener import Listener
 from clients.publishing import Form
 from clients.recovery import CONNECT_TIMEOUT, Backoff, Trouble
@@ -67,10 +71,7 @@ class Link:
         self._host, self._port = host, port
         self._conversation = conversation
         self._heartbeat_interval = heartbeat_interval
-        self._reading = threading.Lock()
-        self._sending = threading.Lock()
-        self._lock = threading.Lock()  # the same as `_state`, for those on the way of every publish: it is quicker
-        self._state = threading.Condition(self._lock)
+        self._make_locks()
         self._calls: dict[int, Call] = {}
         self._socket: socket.socket | None = None
         self._up = False  # has the broker welcomed us on this socket?
@@ -83,8 +84,34 @@ class Link:
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
         self._trouble = Trouble(host, port)
+        self._inherited = False
+        call_in_child(self, Link._disown)
+
+    def _make_locks(self) -> None:
+        self._reading = threading.Lock()
+        self._sending = threading.Lock()
+        self._lock = threading.Lock()  # the same as `_state`, for those on the way of every publish: it is quicker
+        self._state = threading.Condition(self._lock)
+
+    def _disown(self) -> None:
+        """In a child of fork(): let go of the parent's connection, without a word to the broker."""
+        self._inherited = True
+        sock, self._socket, self._up, self._thread = self._socket, None, False, None
+        self._make_locks()  # a thread that is not here may hold the old ones
+        if sock is not None:
+            sock.close()
 
     # What callers do
+
+    @property
+    def inherited(self) -> bool:
+        """Was it made by the parent of this process? Then post() and close() do nothing, and all else raises."""
+        return self._inherited
+
+    def check_process(self) -> None:
+        """Raise UsedAfterFork if it was made by the parent of this process."""
+        if self._inherited:
+            raise used_after_fork()
 
     @property
     def started(self) -> bool:
@@ -106,6 +133,8 @@ class Link:
 
     def close(self) -> None:
         """End the connection and the thread. Calls on their way raise; a later call connects anew."""
+        if self._inherited:
+            return
         with self._state:
             thread, self._thread = self._thread, None
             self._closing.set()
@@ -220,6 +249,7 @@ class Link:
 
     def answer(self, call: Call, deadline: float) -> Frame:
         """Wait for the reply to a request that was begun. Raises as ask()."""
+        self.check_process()
         self.wait(call.waiter, deadline)
         with self._state:
             self._calls.pop(call.number, None)
@@ -276,6 +306,7 @@ class Link:
         return met
 
     def _start(self) -> threading.Thread:
+        self.check_process()
         if self._thread is None:
             self._closing = threading.Event()
             name = f"qb {self._host}:{self._port}"

@@ -77,9 +77,9 @@ class Pulling:
         The broker reads them while whoever asked handles those before. Messages before the offset may come along. Both
         calls raise as fetch(), and ConnectionLost.
         """
-        patience = self._request_timeout
+        link, patience = self._link, self._request_timeout
         call = self._ask_for(wanted, monotonic() + patience)
-        return lambda: raw_fetched(self._link.answer(call, monotonic() + patience))
+        return lambda: raw_fetched(link.answer(call, monotonic() + patience))
 
     def offsets(self, topic: str, partition: int = 0) -> Extent:
         """Return the first kept offset and the next one to be given out. Raises UnknownTopic, UnknownPartition."""

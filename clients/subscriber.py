@@ -1,7 +1,7 @@
 """clients.subscriber: one subscription that a blocking client has joined.
 
-May import: clients.calls, clients.conversation, clients.crew, clients.errors, clients.inbox, clients.link,
-clients.membership, clients.message, core.frames, the standard library.
+May import: clients.calls, clients.conversation, clients.crew, clients.errors, clients.forking, clients.inbox,
+clients.link, clients.membership, clients.message, core.frames, the standard library.
 Never: trio.
 
 The link's thread files what arrives, threads of a crew call the handler, the client's ticker looks what is due.
@@ -20,6 +20,7 @@ from clients.calls import handle, reason_of
 from clients.conversation import Conversation
 from clients.crew import Crew
 from clients.errors import QBError, RequestTimedOut
+from clients.forking import call_in_child
 from clients.inbox import Inbox, Portion
 from clients.link import Link
 from clients.membership import Membership, Plan
@@ -40,7 +41,8 @@ class Subscriber:
     """A subscription that this client has joined, and joins again after every lost connection.
 
     It ends when unsubscribe() is called or the client disconnects; or by itself, and then `error` says why. Leaving a
-    `with` block over it unsubscribes.
+    `with` block over it unsubscribes. In a child of os.fork() it is the parent's: its use raises UsedAfterFork,
+    unsubscribe() does nothing.
     """
 
     def __init__(self, plan: Plan, link: Link, conversation: Conversation, crew: Crew, patience: float) -> None:
@@ -53,6 +55,13 @@ class Subscriber:
         self._busy = 0  # handlers that are running
         self._leaver: threading.Thread | None = None
         self._ended = threading.Event()
+        call_in_child(self, Subscriber._disown)
+
+    def _disown(self) -> None:
+        """In a child of fork(): handle nothing more; only a handler that forked may still be running."""
+        self._changed = threading.Condition(threading.Lock())
+        self._membership.stop()
+        self._membership.lost()
 
     # What callers do
 
@@ -63,6 +72,7 @@ class Subscriber:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Return True when it has ended, False after `timeout` seconds. Raises `error` if it ended by itself."""
+        self._link.check_process()
         if not self._ended.wait(timeout):
             return False
         if self.error is not None:
@@ -76,7 +86,7 @@ class Subscriber:
         happens when that handler has returned.
         """
         self.leave_soon(timeout)
-        if handler_is_running_for() is not self:
+        if handler_is_running_for() is not self and not self._link.inherited:
             self._ended.wait()
 
     def __enter__(self) -> Subscriber:
@@ -103,6 +113,7 @@ class Subscriber:
 
     def _by_hand(self, change: Callable[[Inbox], None]) -> None:
         self._membership.check_manual()
+        self._link.check_process()
         with self._changed:
             inbox = self._membership.inbox
             if inbox is None:
@@ -251,6 +262,8 @@ class Subscriber:
 
     def leave_soon(self, timeout: float | None = None) -> None:
         """Begin to leave, in a thread of its own."""
+        if self._link.inherited:
+            return
         with self._changed:
             self._membership.stop()
             if self._leaver is None:

@@ -33,7 +33,8 @@ from core.frames import Frame
 class AsyncBrokerClient(AsyncSubscriptions, AsyncPulling, AsyncTransactions):
     """A broker, for any number of tasks of one trio run; as BrokerClient, which see.
 
-    A call that is cancelled leaves the client usable. A publish that is cancelled may or may not be stored.
+    A call that is cancelled leaves the client usable. A publish that is cancelled may or may not be stored. In a child
+    of os.fork() a client that was opened before raises UsedAfterFork, and to leave it there does nothing.
     """
 
     def __init__(
@@ -74,6 +75,8 @@ class AsyncBrokerClient(AsyncSubscriptions, AsyncPulling, AsyncTransactions):
         Calls of other tasks that are on their way raise. In a handler it returns at once, and the rest happens when the
         handler has returned.
         """
+        if self._link.inherited:
+            return
         if self._handling.runs_the_caller:
             trio.lowlevel.spawn_system_task(self._disconnect)
         else:

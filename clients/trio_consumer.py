@@ -96,6 +96,7 @@ class AsyncConsumer:
 
         Raises BrokerUnavailable if there is no broker at first, UnknownTopic, BadName.
         """
+        self._link.check_process()
         while True:
             if (held := self._in_hand) is not None:
                 held.handled = held.handed
@@ -137,6 +138,7 @@ class AsyncConsumer:
 
         Returns when it is durable. Raises StaleGeneration if a partition is not ours any more, RequestTimedOut.
         """
+        self._link.check_process()
         wish = self._state.wish_commit(message)
         self._changed.unpark_all()
         try:
@@ -162,6 +164,8 @@ class AsyncConsumer:
 
     async def close(self) -> None:
         """Commit what is handled (with auto_commit; not what is in hand), leave the group and disconnect."""
+        if self._link.inherited:
+            return
         self.stop()
         self._state.leave()
         patience = min(self._request_timeout, self._options.session_timeout)
@@ -186,6 +190,7 @@ class AsyncConsumer:
 
     async def _next(self, deadline: float) -> Held | None:
         """Count what is in hand as handled, and wait for the next partition with messages."""
+        self._link.check_process()
         if not self._stopped:
             await self._start()
         await trio.lowlevel.checkpoint()  # or a handler that never waits would keep the keeper from its work

@@ -1,7 +1,7 @@
 """clients.trio_link: a connection to the broker that one task keeps up, for any number of calling tasks.
 
-May import: core.frames, clients.conversation, clients.errors, clients.listener, clients.publishing, clients.recovery,
-clients.window, trio, the standard library.
+May import: core.frames, clients.conversation, clients.errors, clients.forking, clients.listener, clients.publishing,
+clients.recovery, clients.window, trio, the standard library.
 Never: threads.
 
 The same shape as clients.link. Callers write, the link's task reads; it is a system task, so that a client needs no
@@ -11,6 +11,7 @@ connection for every other task.
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
@@ -19,6 +20,7 @@ import trio
 
 from clients.conversation import Answered, Conversation, Event, Goodbye, Owed, Pushed, Settled, TurnedAway, Welcome
 from clients.errors import ConnectionLost, QBError
+from clients.forking import call_in_child, used_after_fork
 from clients.listener import Listener
 from clients.publishing import Form
 from clients.recovery import CONNECT_TIMEOUT, Backoff, Trouble
@@ -69,8 +71,31 @@ class TrioLink:
         self._up = False  # has the broker welcomed us on this stream?
         self._life: Life | None = None
         self._trouble = Trouble(host, port)
+        self._opened = False  # ever?
+        self._inherited = False
+        call_in_child(self, TrioLink._disown)
+
+    def _disown(self) -> None:
+        """In a child of fork(): let go of the parent's connection, without a word to the broker or to trio.
+
+        trio's own close() would reach the parent's loop, whose epoll the child shares.
+        """
+        self._inherited = self._opened
+        stream, self._stream, self._up = self._stream, None, False
+        if stream is not None:
+            os.close(stream.socket.detach())
 
     # What callers do
+
+    @property
+    def inherited(self) -> bool:
+        """Was it opened by the parent of this process? Then close() does nothing, and all else raises."""
+        return self._inherited
+
+    def check_process(self) -> None:
+        """Raise UsedAfterFork if it was opened by the parent of this process."""
+        if self._inherited:
+            raise used_after_fork()
 
     @property
     def started(self) -> bool:
@@ -91,6 +116,8 @@ class TrioLink:
 
     async def close(self) -> None:
         """End the connection and the task. Calls on their way raise; a later call connects anew."""
+        if self._inherited:
+            return
         life, self._life, self._up = self._life, None, False
         _release(self._conversation.give_up("this client was disconnected"))
         self._changed.unpark_all()
@@ -156,6 +183,7 @@ class TrioLink:
         Waits for connection and room. Raises BrokerUnavailable, RequestTimedOut, or what `compose` raises when the turn
         has come; nothing was sent then.
         """
+        self.check_process()  # before the first wait: a child must not turn the parent's loop
         while True:
             async with self._sending:
                 if self._stream is not None and self._up and self._conversation.has_room:
@@ -182,6 +210,8 @@ class TrioLink:
         return condition()
 
     def _start(self) -> Life:
+        self.check_process()
+        self._opened = True
         if self._life is None:
             self._life = Life()
             trio.lowlevel.spawn_system_task(self._run, self._life, name=f"qb {self._host}:{self._port}")

@@ -53,6 +53,7 @@ class Messages:
     async def __anext__(self) -> Message:
         if self._subscriber is None:
             self._subscriber = await self._join(self._arrival)
+        self._subscriber.check_process()
         message = self._next_in_hand() or await self._take(self._subscriber)
         if message is None:
             if self._subscriber.error is not None:

@@ -55,6 +55,7 @@ class AsyncSubscriber:
 
     def __init__(self, plan: Plan, link: TrioLink, conversation: Conversation, bell: Bell, patience: float) -> None:
         self.subscription_id = plan.subscription_id
+        self.check_process = link.check_process  # raises UsedAfterFork in a child of fork()
         self.on_end: Callable[[], Awaitable[None]] = _nothing  # called once, when it has left
         self.membership = Membership(plan, self)
         self.leaving = False
@@ -76,6 +77,7 @@ class AsyncSubscriber:
 
     async def wait(self) -> None:
         """Return when it has ended. Raises `error` if it ended by itself."""
+        self.check_process()
         await self._ended.wait()
         if self.error is not None:
             raise self.error
@@ -87,6 +89,8 @@ class AsyncSubscriber:
         the broker knows. Called by a handler of this subscription it returns at once, and the rest happens when that
         handler has returned.
         """
+        if self._link.inherited:
+            return
         self.leave_soon(timeout)
         if handler_is_running_for() is not self:
             await wait_until_left([self])
@@ -115,6 +119,7 @@ class AsyncSubscriber:
 
     def _by_hand(self, change: Callable[[Inbox], None]) -> None:
         self.membership.check_manual()
+        self.check_process()
         if trio.lowlevel.in_trio_task():
             self._settle(change)
         else:  # a thread of a handler that is not async
@@ -242,7 +247,7 @@ class AsyncSubscriber:
 
     def abandon(self) -> None:
         """Leave, from any thread, even if the trio run is over."""
-        if self.leaving:
+        if self.leaving or self._link.inherited:
             return
         if trio.lowlevel.in_trio_task() and trio.lowlevel.current_trio_token() is self._token:
             self.leave_soon()

@@ -74,6 +74,7 @@ class AsyncStage:
 
     async def finish(self) -> int:
         """Wait until all of it is durable; return how many messages the stage holds. Raises as add()."""
+        self._link.check_process()
         with self._book.whole():
             while self._book.pending:
                 with trio.move_on_after(self._patience) as waiting:
@@ -154,6 +155,7 @@ class AsyncTransaction:
         """Return how many partitions a topic has; when nothing will be sent, as many as are needed."""
         if not self._open:
             raise RuntimeError("a transaction takes messages inside its block only")
+        self._client._link.check_process()
         expected = max(partition or 0, 0) + 1
         return expected if self._stage is None else await self._client._count_partitions(topic, expected)
 
