@@ -1,132 +1,27 @@
-"""client: the library that programs import, and the command line.
+"""The client library and the command line of this checkout: `from client import BrokerClient`, `python client.py`.
 
-May import: clients, cli.main, the standard library.
-Never: the server, storage.
-
-`import client` loads neither trio nor the command line: each comes when it is used.
+Installed, the library is `qb` and the command line is the command `qb`.
 """
 
-from __future__ import annotations
-
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-import clients
-from clients import (
-    BadName,
-    BadRequest,
-    BrokerClient,
-    BrokerUnavailable,
-    ConnectionLost,
-    Consumer,
-    DiskFull,
-    Fetched,
-    GroupInUse,
-    LogDamaged,
-    LogPoisoned,
-    Message,
-    MessageTooLarge,
-    NotJoined,
-    OffsetOutOfRange,
-    Offsets,
-    OutOfSequence,
-    ProducerFenced,
-    PublishFailed,
-    PublishUncertain,
-    QBError,
-    Receipt,
-    RequestRefused,
-    RequestTimedOut,
-    ShuttingDown,
-    Stage,
-    StaleGeneration,
-    StoredRun,
-    Subscriber,
-    SubscriptionBusy,
-    SubscriptionExists,
-    SubscriptionRemoved,
-    TooManyConnections,
-    TopicExists,
-    TopicInUse,
-    Transaction,
-    TransactionReceipt,
-    TransactionUnfinished,
-    UnknownGroup,
-    UnknownMember,
-    UnknownPartition,
-    UnknownStage,
-    UnknownSubscription,
-    UnknownTopic,
-    UsedAfterFork,
-)
+sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))  # this checkout's own code, whatever is installed
 
-if TYPE_CHECKING:
-    from clients import AsyncBrokerClient, AsyncConsumer, AsyncStage, AsyncSubscriber, AsyncTransaction
+import qb
 
-__all__ = [
-    "AsyncBrokerClient",
-    "AsyncConsumer",
-    "AsyncStage",
-    "AsyncSubscriber",
-    "AsyncTransaction",
-    "BadName",
-    "BadRequest",
-    "BrokerClient",
-    "BrokerUnavailable",
-    "ConnectionLost",
-    "Consumer",
-    "DiskFull",
-    "Fetched",
-    "GroupInUse",
-    "LogDamaged",
-    "LogPoisoned",
-    "Message",
-    "MessageTooLarge",
-    "NotJoined",
-    "OffsetOutOfRange",
-    "Offsets",
-    "OutOfSequence",
-    "ProducerFenced",
-    "PublishFailed",
-    "PublishUncertain",
-    "QBError",
-    "Receipt",
-    "RequestRefused",
-    "RequestTimedOut",
-    "ShuttingDown",
-    "Stage",
-    "StaleGeneration",
-    "StoredRun",
-    "Subscriber",
-    "SubscriptionBusy",
-    "SubscriptionExists",
-    "SubscriptionRemoved",
-    "TooManyConnections",
-    "TopicExists",
-    "TopicInUse",
-    "Transaction",
-    "TransactionReceipt",
-    "TransactionUnfinished",
-    "UnknownGroup",
-    "UnknownMember",
-    "UnknownPartition",
-    "UnknownStage",
-    "UnknownSubscription",
-    "UnknownTopic",
-    "UsedAfterFork",
-    "main",
-]
+__all__ = ["main", *qb.__all__]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("AsyncBrokerClient", "AsyncConsumer", "AsyncStage", "AsyncSubscriber", "AsyncTransaction"):
-        return getattr(clients, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Return a name of `qb`; those that begin with Async load trio when they are first used."""
+    return getattr(qb, name)
 
 
 def main() -> int:
-    """Carry out the command on the command line and return its exit code."""
-    from cli.main import main as run
+    """Run the command line and return its exit code."""
+    from qb.cli.main import main as run
 
     return run()
 

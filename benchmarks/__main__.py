@@ -1,11 +1,8 @@
-"""benchmarks.__main__: run benchmarks and print one JSON line a case.
+"""Run benchmarks and print one JSON line a case.
 
-May import: benchmarks.harness, the standard library.
-Never: anything else of ours.
-
-    python -m benchmarks > figures.jsonl                  all of them
-    python -m benchmarks publish_latency --quick          one, for a look
-    python -m benchmarks.report figures.jsonl             the tables of docs/BENCHMARKS.md
+python -m benchmarks > figures.jsonl                  all of them
+python -m benchmarks publish_latency --quick          one, for a look
+python -m benchmarks.report figures.jsonl             the tables of docs/BENCHMARKS.md
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from benchmarks.harness import Options
+from benchmarks.harness import BenchmarkOptions
 
 BENCHMARKS = (
     "machine",
@@ -44,7 +41,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(BENCHMARKS):
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
-    options = Options(
+    options = BenchmarkOptions(
         arguments.dir.resolve(), arguments.quick, min(arguments.rounds, 2) if arguments.quick else arguments.rounds
     )
     for name in [each for each in BENCHMARKS if each in (arguments.names or BENCHMARKS)]:

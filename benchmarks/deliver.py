@@ -1,7 +1,4 @@
-"""benchmarks.deliver: how many messages a second does one subscriber handle and ack?
-
-May import: benchmarks.harness, benchmarks.raw_subscribers, client, redis, the standard library.
-Never: the broker's own rooms.
+"""How many messages a second does one subscriber handle and ack?
 
 A backlog of 100-byte messages to a counting handler in the blocking client, one message at a time and in batches,
 against Redis XREADGROUP + XACK (count 500) through redis-py; then to raw readers, one and four, to see the broker's
@@ -18,7 +15,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from benchmarks.harness import (
-    Options,
+    BenchmarkOptions,
     PeerMissing,
     Server,
     case_name,
@@ -33,7 +30,7 @@ from benchmarks.harness import (
     skipped,
 )
 from benchmarks.raw_subscribers import RawSubscriber, drain
-from client import BrokerClient
+from qb import BrokerClient
 
 NAME = "deliver"
 SIZE = 100
@@ -42,7 +39,7 @@ WINDOW = 10_000
 DEFAULT_WINDOW = 1_000
 
 
-def run(options: Options) -> None:
+def run(options: BenchmarkOptions) -> None:
     """Print the rates, the ratios, and who spends the processor time."""
     count = options.scaled(500_000)
     with scratch(options) as directory, ExitStack() as stack:
@@ -60,7 +57,7 @@ def run(options: Options) -> None:
 
 
 def _handlers(
-    client: BrokerClient, server: Server, count: int, redis: Callable[[], float] | None, options: Options
+    client: BrokerClient, server: Server, count: int, redis: Callable[[], float] | None, options: BenchmarkOptions
 ) -> None:
     rates: dict[str, list[float]] = {"handler": [], "batch_handler": [], "default window": [], "redis": []}
     shares: list[float] = []
@@ -152,7 +149,7 @@ def _redis(stack: ExitStack, directory: object, count: int) -> Callable[[], floa
     return one_round
 
 
-def _raw(client: BrokerClient, server: Server, count: int, options: Options) -> None:
+def _raw(client: BrokerClient, server: Server, count: int, options: BenchmarkOptions) -> None:
     rates: dict[int, list[float]] = {1: [], 4: []}
     for number in range(options.rounds):
         for readers in rates:

@@ -1,8 +1,4 @@
-"""benchmarks.deliver_fan_out: what do many subscriptions cost: fifty busy ones, a stuck one, ten thousand idle ones?
-
-May import: benchmarks.harness, benchmarks.raw_subscribers, client, the standard library.
-Never: the broker's own rooms.
-"""
+"""What do many subscriptions cost: fifty busy ones, a stuck one, ten thousand idle ones?"""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import threading
 import time
 
 from benchmarks.harness import (
-    Options,
+    BenchmarkOptions,
     Server,
     case_name,
     cpu_seconds,
@@ -25,7 +21,7 @@ from benchmarks.harness import (
     timed,
 )
 from benchmarks.raw_subscribers import RawSubscriber, drain
-from client import BrokerClient
+from qb import BrokerClient
 
 NAME = "deliver_fan_out"
 SIZE = 100
@@ -33,7 +29,7 @@ SUBSCRIPTIONS = 50
 IDLE = 10_000
 
 
-def run(options: Options) -> None:
+def run(options: BenchmarkOptions) -> None:
     """Print deliveries a second, what a stuck subscriber costs the others, and what idle subscriptions cost."""
     with scratch(options) as directory, qb_server(directory / "qb") as server, BrokerClient(port=server.port) as client:
         _fan_out(client, server, options)
@@ -42,7 +38,7 @@ def run(options: Options) -> None:
         _idle(client, server, options)
 
 
-def _fan_out(client: BrokerClient, server: Server, options: Options) -> None:
+def _fan_out(client: BrokerClient, server: Server, options: BenchmarkOptions) -> None:
     """One publisher, fifty subscriptions: every message is pushed fifty times."""
     count, rates = options.scaled(60_000), []
     for number in range(options.rounds):
@@ -64,7 +60,7 @@ def _fan_out(client: BrokerClient, server: Server, options: Options) -> None:
     judge(NAME, "50 subscriptions: at least 500,000 deliveries/s", rate, rate >= 500_000, "deliveries/s")
 
 
-def _stuck(client: BrokerClient, server: Server, options: Options) -> None:
+def _stuck(client: BrokerClient, server: Server, options: BenchmarkOptions) -> None:
     """A subscriber that has joined and never reads, beside one that does."""
     count = options.scaled(200_000)
     alone: list[float] = []
@@ -95,7 +91,7 @@ def _stuck(client: BrokerClient, server: Server, options: Options) -> None:
     )
 
 
-def _idle(client: BrokerClient, server: Server, options: Options) -> None:
+def _idle(client: BrokerClient, server: Server, options: BenchmarkOptions) -> None:
     """Ten thousand subscriptions that nobody has joined."""
     count = options.scaled(IDLE)
     client.create_topic("idle")

@@ -1,8 +1,4 @@
-"""benchmarks.harness: real servers to measure, and figures printed one JSON line a case.
-
-May import: core.frames, the standard library.
-Never: the broker's other rooms: it is measured from outside, as a process.
-"""
+"""Real servers to measure, and figures printed one JSON line a case."""
 
 from __future__ import annotations
 
@@ -21,14 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.frames import MessageType, encode_frame
+from qb.core.wire.frames import MessageType, encode_frame
 
 PROJECT = Path(__file__).resolve().parent.parent
 START_TIMEOUT = 120.0  # recovery of a large directory is one of the things measured
 
 
 @dataclass(frozen=True)
-class Options:
+class BenchmarkOptions:
     """How to run: `directory` lies on the disk to be measured; `quick` shrinks every case to a look."""
 
     directory: Path
@@ -153,7 +149,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def scratch(options: Options) -> Iterator[Path]:
+def scratch(options: BenchmarkOptions) -> Iterator[Path]:
     """Yield an empty directory on the measured disk; it is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="qb-benchmark-", dir=options.directory) as name:
         yield Path(name)

@@ -1,7 +1,4 @@
-"""benchmarks.http: what does the HTTP door carry, and what do 500 open streams cost native publishing?
-
-May import: benchmarks.harness, client, the standard library.
-Never: the broker's other rooms.
+"""What does the HTTP door carry, and what do 500 open streams cost native publishing?
 
 Small POSTs go over keep-alive connections with plain sockets, one request in flight each. The streams are open
 Server-Sent Events whose peers read all that comes; native publishing is the blocking client's publish_many. Rounds with
@@ -20,8 +17,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing.synchronize import Event
 
-from benchmarks.harness import Options, case_name, free_port, judge, median_ratio, qb_server, report_rate, scratch
-from client import BrokerClient
+from benchmarks.harness import (
+    BenchmarkOptions,
+    case_name,
+    free_port,
+    judge,
+    median_ratio,
+    qb_server,
+    report_rate,
+    scratch,
+)
+from qb import BrokerClient
 
 NAME = "http"
 SIZE = 100
@@ -30,7 +36,7 @@ STREAMS = 500
 BATCH = 10_000
 
 
-def run(options: Options) -> None:
+def run(options: BenchmarkOptions) -> None:
     """Print the rates and the ratios."""
     port = free_port()
     with (
@@ -45,7 +51,7 @@ def run(options: Options) -> None:
         _streams(options, port, client)
 
 
-def _requests(options: Options, port: int) -> None:
+def _requests(options: BenchmarkOptions, port: int) -> None:
     """Print the rates of publishing over HTTP."""
     seconds = 1.0 if options.quick else 4.0
     single = _request("/topics/bench/messages", json.dumps({"value": "x" * SIZE}).encode(), "application/json")
@@ -57,7 +63,7 @@ def _requests(options: Options, port: int) -> None:
     report_rate(NAME, case_name("http", SIZE, f"batches-of-{BATCH}-lines"), SIZE, rates)
 
 
-def _streams(options: Options, port: int, client: BrokerClient) -> None:
+def _streams(options: BenchmarkOptions, port: int, client: BrokerClient) -> None:
     """Print native publishing with and without streams, and the ratios."""
     count = options.scaled(1_000_000)
     cases = {

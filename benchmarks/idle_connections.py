@@ -1,7 +1,4 @@
-"""benchmarks.idle_connections: what do 1,000 connections cost that do nothing?
-
-May import: benchmarks.harness, core.frames, the standard library.
-Never: the broker's other rooms.
+"""What do 1,000 connections cost that do nothing?
 
 First a stretch without heartbeats, then a stretch with exactly one heartbeat for each connection, answered by it.
 """
@@ -14,8 +11,17 @@ import socket
 import time
 from contextlib import ExitStack
 
-from benchmarks.harness import Options, cpu_seconds, judge, memory_megabytes, qb_server, report, scratch, significant
-from core.frames import MessageType, encode_frame
+from benchmarks.harness import (
+    BenchmarkOptions,
+    cpu_seconds,
+    judge,
+    memory_megabytes,
+    qb_server,
+    report,
+    scratch,
+    significant,
+)
+from qb.core.wire.frames import MessageType, encode_frame
 
 NAME = "idle_connections"
 CONNECTIONS = 1000
@@ -25,7 +31,7 @@ MEMORY_TARGET_MB = 30
 CPU_TARGET_CORES = 0.01
 
 
-def run(options: Options) -> None:
+def run(options: BenchmarkOptions) -> None:
     """Print the memory and the processor time of idle connections."""
     _allow_files(CONNECTIONS + 200)
     settings = {"QB_HEARTBEAT_INTERVAL": str(HEARTBEAT_INTERVAL), "QB_MAX_CONNECTIONS": str(CONNECTIONS + 100)}

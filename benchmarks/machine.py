@@ -1,8 +1,4 @@
-"""benchmarks.machine: on what was this measured, and what does its disk do by itself?
-
-May import: benchmarks.harness, the standard library.
-Never: anything else of ours.
-"""
+"""On what was this measured, and what does its disk do by itself?"""
 
 from __future__ import annotations
 
@@ -13,10 +9,10 @@ import platform
 import subprocess
 from pathlib import Path
 
-from benchmarks.harness import Options, bare_appends, case_name, report, report_latency, scratch
+from benchmarks.harness import BenchmarkOptions, bare_appends, case_name, report, report_latency, scratch
 
 
-def run(options: Options) -> None:
+def run(options: BenchmarkOptions) -> None:
     """Print the machine, then the disk's own append + fdatasync, small and large."""
     report(
         "machine",

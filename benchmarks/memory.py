@@ -1,13 +1,9 @@
-"""benchmarks.memory: how much memory does the server hold while 2 GB go through it?
-
-May import: benchmarks.harness, client, the standard library.
-Never: the broker's own rooms.
-"""
+"""How much memory does the server hold while 2 GB go through it?"""
 
 from __future__ import annotations
 
 from benchmarks.harness import (
-    Options,
+    BenchmarkOptions,
     case_name,
     judge,
     memory_megabytes,
@@ -17,7 +13,7 @@ from benchmarks.harness import (
     significant,
     timed,
 )
-from client import BrokerClient
+from qb import BrokerClient
 
 NAME = "memory"
 SIZE = 1024
@@ -26,7 +22,7 @@ AT_ONCE = 50_000  # a call of publish_many: what the client holds, not the serve
 TARGET_MB = 150
 
 
-def run(options: Options) -> None:
+def run(options: BenchmarkOptions) -> None:
     """Print the server's memory before and at its peak."""
     bodies = [b"x" * SIZE] * AT_ONCE
     calls = options.scaled(MESSAGES) // AT_ONCE

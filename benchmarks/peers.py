@@ -1,8 +1,4 @@
-"""benchmarks.peers: other brokers as publishers see them, each driven the way its own client does best.
-
-May import: benchmarks.harness, redis, nats, the standard library.
-Never: anything else of ours.
-"""
+"""Other brokers as publishers see them, each driven the way its own client does best."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from typing import Any, ClassVar
 from benchmarks.harness import PeerMissing, nats_server, redis_server, timed
 
 
-class Peer(ABC):
+class ComparedBroker(ABC):
     """A broker that syncs before it answers."""
 
     name: ClassVar[str]
@@ -25,7 +21,7 @@ class Peer(ABC):
 
     @classmethod
     @abstractmethod
-    def started(cls, directory: Path) -> AbstractContextManager[Peer]:
+    def started(cls, directory: Path) -> AbstractContextManager[ComparedBroker]:
         """Return the peer on a server of its own. Raises PeerMissing when entered."""
 
     @abstractmethod
@@ -33,17 +29,17 @@ class Peer(ABC):
         """Publish `count` messages with `depth` in flight; return when each of them is acked."""
 
 
-def best_depth(peer: Peer, body: bytes) -> int:
+def best_depth(peer: ComparedBroker, body: bytes) -> int:
     """Return the depth at which the peer is fastest."""
     return max(peer.depths, key=lambda depth: rate(peer, body, max(peer.count // 4, 2 * depth), depth))
 
 
-def rate(peer: Peer, body: bytes, count: int, depth: int) -> float:
+def rate(peer: ComparedBroker, body: bytes, count: int, depth: int) -> float:
     """Return acked messages a second."""
     return count / timed(lambda: peer.publish(body, count, depth))
 
 
-class RedisStreams(Peer):
+class RedisStreams(ComparedBroker):
     """XADD in pipelines through redis-py."""
 
     name = "redis-streams"
@@ -75,7 +71,7 @@ class RedisStreams(Peer):
         self._client.xadd("bench", {"body": body})
 
 
-class JetStream(Peer):
+class JetStream(ComparedBroker):
     """publish_async through nats-py, acks awaited together."""
 
     name = "jetstream"

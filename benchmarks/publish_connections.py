@@ -1,7 +1,4 @@
-"""benchmarks.publish_connections: do 256 publishers that each wait for their ack share the cost of a sync?
-
-May import: benchmarks.harness, core.frames, client, the standard library.
-Never: the broker's other rooms.
+"""Do 256 publishers that each wait for their ack share the cost of a sync?
 
 One process holds all connections with plain sockets and epoll, so that the client is not what limits; its share of a
 processor is printed. One such connection, driven by the same code, is the measure.
@@ -16,7 +13,7 @@ import time
 from contextlib import ExitStack
 
 from benchmarks.harness import (
-    Options,
+    BenchmarkOptions,
     case_name,
     cpu_seconds,
     judge,
@@ -26,8 +23,8 @@ from benchmarks.harness import (
     scratch,
     significant,
 )
-from client import BrokerClient
-from core.frames import MessageType, encode_frame
+from qb import BrokerClient
+from qb.core.wire.frames import MessageType, encode_frame
 
 NAME = "publish_connections"
 SIZE = 100
@@ -35,7 +32,7 @@ MANY = 256
 TARGET = 10
 
 
-def run(options: Options) -> None:
+def run(options: BenchmarkOptions) -> None:
     """Print both rates and their ratio."""
     seconds = 1.0 if options.quick else 4.0
     rates: dict[int, list[float]] = {1: [], MANY: []}

@@ -1,7 +1,4 @@
-"""benchmarks.publish_latency: how long does one publish at a time wait for its ack, and how much of that is the disk?
-
-May import: benchmarks.harness, benchmarks.peers, client, the standard library.
-Never: the broker's own rooms.
+"""How long does one publish at a time wait for its ack, and how much of that is the disk?
 
 Our publish, a bare append + fdatasync of the bytes that it stores, and a Redis XADD take turns in short rounds, so
 that a slow minute of the disk slows all of them.
@@ -15,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.harness import (
-    Options,
+    BenchmarkOptions,
     PeerMissing,
     bare_appends,
     case_name,
@@ -29,14 +26,14 @@ from benchmarks.harness import (
     timed,
 )
 from benchmarks.peers import RedisStreams
-from client import BrokerClient
+from qb import BrokerClient
 
 NAME = "publish_latency"
 BODY = b"x" * 100
 TARGET = 2.5
 
 
-def run(options: Options) -> None:
+def run(options: BenchmarkOptions) -> None:
     """Print each side's latencies, then our median beside the disk's."""
     count = options.scaled(2000)
     rounds = options.rounds * 2

@@ -1,7 +1,4 @@
-"""benchmarks.publish_pipelined: how many messages a second does one publisher get onto stable storage?
-
-May import: benchmarks.harness, benchmarks.peers, client, the standard library.
-Never: the broker's own rooms.
+"""How many messages a second does one publisher get onto stable storage?
 
 100-byte bodies against Redis Streams and NATS JetStream, both set to sync before they answer and each driven with the
 pipeline depth that suits it best; 1 KiB bodies against the bare disk. The sides take turns, round by round.
@@ -15,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.harness import (
-    Options,
+    BenchmarkOptions,
     PeerMissing,
     bare_appends,
     case_name,
@@ -27,8 +24,8 @@ from benchmarks.harness import (
     skipped,
     timed,
 )
-from benchmarks.peers import JetStream, Peer, RedisStreams, best_depth, rate
-from client import BrokerClient
+from benchmarks.peers import ComparedBroker, JetStream, RedisStreams, best_depth, rate
+from qb import BrokerClient
 
 NAME = "publish_pipelined"
 SMALL, LARGE, CHUNK = 100, 1024, 1 << 20
@@ -37,7 +34,7 @@ PEER_TARGETS = {RedisStreams.name: 5, JetStream.name: 10}
 DISK_TARGET = 0.5
 
 
-def run(options: Options) -> None:
+def run(options: BenchmarkOptions) -> None:
     """Compare with the peers at 100 bytes, then with the disk at 1 KiB."""
     with scratch(options) as directory, ExitStack() as stack:
         server = stack.enter_context(qb_server(directory / "qb"))
@@ -47,9 +44,9 @@ def run(options: Options) -> None:
         _against_the_disk(client, directory, options)
 
 
-def _peers(directory: Path, stack: ExitStack) -> list[Peer]:
-    peers: list[Peer] = []
-    kinds: tuple[type[Peer], ...] = (RedisStreams, JetStream)
+def _peers(directory: Path, stack: ExitStack) -> list[ComparedBroker]:
+    peers: list[ComparedBroker] = []
+    kinds: tuple[type[ComparedBroker], ...] = (RedisStreams, JetStream)
     for kind in kinds:
         try:
             peers.append(stack.enter_context(kind.started(directory)))
@@ -58,7 +55,7 @@ def _peers(directory: Path, stack: ExitStack) -> list[Peer]:
     return peers
 
 
-def _against_peers(client: BrokerClient, peers: list[Peer], options: Options) -> None:
+def _against_peers(client: BrokerClient, peers: list[ComparedBroker], options: BenchmarkOptions) -> None:
     body = b"x" * SMALL
     client.create_topic("small")
     depths = {peer.name: best_depth(peer, body) for peer in peers}
@@ -79,7 +76,7 @@ def _against_peers(client: BrokerClient, peers: list[Peer], options: Options) ->
         judge(NAME, f"{SMALL} B: at least {target} times {name}", ratio, ratio >= target)
 
 
-def _against_the_disk(client: BrokerClient, directory: Path, options: Options) -> None:
+def _against_the_disk(client: BrokerClient, directory: Path, options: BenchmarkOptions) -> None:
     client.create_topic("large")
     ours, disk = [], []
     for _ in range(options.rounds):

@@ -1,7 +1,4 @@
-"""benchmarks.pull: how fast are messages pulled, and what do many partitions cost a publisher?
-
-May import: benchmarks.harness, client, redis, the standard library.
-Never: the broker's own rooms.
+"""How fast are messages pulled, and what do many partitions cost a publisher?
 
 A backlog of 100-byte messages read with `fetch` in the blocking client, against Redis XREAD through redis-py, alone
 and with hiredis, each at the count that suits it best; then the same bodies published to one partition and to sixteen.
@@ -18,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import (
-    Options,
+    BenchmarkOptions,
     PeerMissing,
     case_name,
     judge,
@@ -31,7 +28,7 @@ from benchmarks.harness import (
     skipped,
     timed,
 )
-from client import BrokerClient
+from qb import BrokerClient
 
 NAME = "pull"
 SIZE = 100
@@ -40,7 +37,7 @@ PARTITIONS = 16
 PLAIN, FASTEST = "redis-py", "redis-py+hiredis"  # by itself, and with its parser in C
 
 
-def run(options: Options) -> None:
+def run(options: BenchmarkOptions) -> None:
     """Print the rates of pulling and their ratio, then the rates of publishing and theirs."""
     with scratch(options) as directory, ExitStack() as stack:
         server = stack.enter_context(qb_server(directory / "qb"))
@@ -49,7 +46,7 @@ def run(options: Options) -> None:
         _partitions(client, options)
 
 
-def _pull(client: BrokerClient, stack: ExitStack, directory: Path, options: Options) -> None:
+def _pull(client: BrokerClient, stack: ExitStack, directory: Path, options: BenchmarkOptions) -> None:
     count = options.scaled(1_000_000)
     client.create_topic("backlog")
     client.publish_many("backlog", [b"x" * SIZE] * count)
@@ -126,7 +123,7 @@ def _read_all(client: Any, portion: int) -> float:
     return size / SIZE / (time.perf_counter() - started)
 
 
-def _partitions(client: BrokerClient, options: Options) -> None:
+def _partitions(client: BrokerClient, options: BenchmarkOptions) -> None:
     bodies = [b"x" * SIZE] * options.scaled(500_000)
     rates: dict[int, list[float]] = {1: [], PARTITIONS: []}
     for number in range(options.rounds):

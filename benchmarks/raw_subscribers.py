@@ -1,7 +1,4 @@
-"""benchmarks.raw_subscribers: subscribers that do nothing but read and ack, so that the broker is what limits.
-
-May import: core.frames, the standard library.
-Never: the broker's other rooms.
+"""Subscribers that do nothing but read and ack, so that the broker is what limits.
 
 All of them live in one process on plain sockets and epoll. A DELIVER is acked as a whole, from its first two messages.
 """
@@ -14,7 +11,7 @@ import socket
 import time
 from collections.abc import Iterable
 
-from core.frames import HEAD, LENGTH, MessageType, encode_frame
+from qb.core.wire.frames import HEAD, LENGTH, MessageType, encode_frame
 
 RECEIVE = 1 << 20
 

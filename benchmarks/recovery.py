@@ -1,7 +1,4 @@
-"""benchmarks.recovery: how long after kill -9 does a broker with 5 million messages serve again?
-
-May import: benchmarks.harness, client, the standard library.
-Never: the broker's own rooms.
+"""How long after kill -9 does a broker with 5 million messages serve again?
 
 The clock runs from the start of the process to its first answer to a peer, with the files in the page cache, and
 again after they were evicted from it.
@@ -12,8 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from benchmarks.harness import Options, judge, qb_server, report, scratch, significant
-from client import BrokerClient
+from benchmarks.harness import BenchmarkOptions, judge, qb_server, report, scratch, significant
+from qb import BrokerClient
 
 NAME = "recovery"
 SIZE = 100
@@ -22,7 +19,7 @@ AT_ONCE = 250_000
 TARGET_SECONDS = 60
 
 
-def run(options: Options) -> None:
+def run(options: BenchmarkOptions) -> None:
     """Fill a data directory, kill its broker, and print the seconds to serve again, warm and cold."""
     messages = options.scaled(MESSAGES)
     with scratch(options) as directory:

@@ -1,9 +1,6 @@
-"""benchmarks.report: the tables of docs/BENCHMARKS.md from the lines that `python -m benchmarks` printed.
+"""The tables of docs/BENCHMARKS.md from the lines that `python -m benchmarks` printed.
 
-May import: the standard library.
-Never: anything of ours.
-
-    python -m benchmarks.report figures.jsonl
+python -m benchmarks.report figures.jsonl
 """
 
 from __future__ import annotations

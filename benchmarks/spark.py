@@ -1,7 +1,4 @@
-"""benchmarks.spark: what do exactly-once writing and reading cost a Spark query?
-
-May import: benchmarks.harness, benchmarks.spark_peers, client, pyspark, pyspark_qb, the standard library.
-Never: the broker's own rooms.
+"""What do exactly-once writing and reading cost a Spark query?
 
 The same streaming query into `format("qb")`, exactly-once and fsynced, and into a Python Arrow sink that drops its
 rows; the same rows read from the broker, from its files, and from a Python Arrow reader that has them in memory. Spark
@@ -18,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import (
-    Options,
+    BenchmarkOptions,
     case_name,
     judge,
     median_ratio,
@@ -29,7 +26,7 @@ from benchmarks.harness import (
     skipped,
     timed,
 )
-from client import BrokerClient
+from qb import BrokerClient
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,7 +39,7 @@ SETTINGS = {"spark.ui.enabled": False, "spark.ui.showConsoleProgress": False, "s
 SMALL_BATCH = 1_000  # rows, where the cost of a batch itself is measured
 
 
-def run(options: Options) -> None:
+def run(options: BenchmarkOptions) -> None:
     """Print rows a second with their ratios, and what a micro-batch costs."""
     try:
         import pyspark_qb
@@ -68,7 +65,7 @@ def run(options: Options) -> None:
 # ---------------------------------------------------------------- writing
 
 
-def _sink(spark: SparkSession, client: BrokerClient, directory: Path, servers: str, options: Options) -> None:
+def _sink(spark: SparkSession, client: BrokerClient, directory: Path, servers: str, options: BenchmarkOptions) -> None:
     client.create_topic("sink", partitions=CORES)
     sinks = {"qb": {"servers": servers, "topic": "sink"}, "nothing": {}}
     rows = options.scaled(1_000_000)
@@ -115,7 +112,9 @@ def _full_batches(query: Any, rows: int) -> list[float]:
 # ---------------------------------------------------------------- reading
 
 
-def _source(spark: SparkSession, client: BrokerClient, directory: Path, servers: str, options: Options) -> None:
+def _source(
+    spark: SparkSession, client: BrokerClient, directory: Path, servers: str, options: BenchmarkOptions
+) -> None:
     rows = options.scaled(2_000_000)
     client.create_topic("source", partitions=CORES)
     for partition in range(CORES):
@@ -139,7 +138,7 @@ def _source(spark: SparkSession, client: BrokerClient, directory: Path, servers:
     _direct(spark, client, directory, rows, options)
 
 
-def _direct(spark: SparkSession, client: BrokerClient, directory: Path, rows: int, options: Options) -> None:
+def _direct(spark: SparkSession, client: BrokerClient, directory: Path, rows: int, options: BenchmarkOptions) -> None:
     """Read a copy of the data directory: the broker goes on with its own."""
     shutil.copytree(directory / "qb", directory / "copy")
     client.disconnect()

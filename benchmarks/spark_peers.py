@@ -1,8 +1,4 @@
-"""benchmarks.spark_peers: data sources that do nothing but pass Arrow rows, to compare ours with.
-
-May import: numpy, pyarrow, pyspark, the standard library.
-Never: anything of ours.
-"""
+"""Data sources that do nothing but pass Arrow rows, to compare ours with."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""cli.command: what a command of the command line is made of.
-
-May import: clients.blocking, core.kinds, the standard library.
-Never: printing, rich.
-"""
+"""What a command of the command line is made of."""
 
 from __future__ import annotations
 
@@ -10,8 +6,8 @@ import argparse
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from clients.blocking import BrokerClient
-from core.kinds import Kind
+from qb.clients.blocking.client import BrokerClient
+from qb.core.wire.value_kinds import Kind
 
 REFUSED, MISUSED, INTERRUPTED = 1, 2, 130  # exit codes
 

@@ -1,8 +1,4 @@
-"""cli.main: carry out what was typed, and show its outcome or why it failed.
-
-May import: cli.command, cli.output, cli.parser, clients.errors, core.config, the standard library.
-Never: rich, storage.
-"""
+"""Carry out what was typed, and show its outcome or why it failed."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cli.command import (
+from qb.cli.command import (
     INTERRUPTED,
     MISUSED,
     REFUSED,
@@ -20,10 +16,10 @@ from cli.command import (
     UsageError,
     reason,
 )
-from cli.output import complain, emit
-from cli.parser import Answer, parse
-from clients.errors import QBError
-from core.config import DEBUG, SettingsError, load
+from qb.cli.output import complain, emit
+from qb.cli.parser import UsageAnswer, parse
+from qb.clients.protocol.client_errors import QBError
+from qb.core.settings import DEBUG, SettingsError, load
 
 NOBODY_READS = 141  # as if SIGPIPE had ended us, like other tools in a pipe
 
@@ -52,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _carry_out(argv: Sequence[str]) -> int:
     try:
         args = parse("qb" if Path(sys.argv[0]).name == "qb" else "client.py", argv)
-    except Answer as answer:
+    except UsageAnswer as answer:
         return _print(Outcome(None, str(answer)), as_json=False)
     settings = load([], os.environ).settings
     args.host = args.host or settings.server.host

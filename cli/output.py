@@ -1,7 +1,4 @@
-"""cli.output: what a command returned, shown to people or to scripts.
-
-May import: cli.command, the standard library, rich.
-Never: clients, storage.
+"""What a command returned, shown to people or to scripts.
 
 People get sentences and tables (drawn ones on a terminal, aligned text in a pipe); scripts get one JSON value.
 """
@@ -14,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from cli.command import Outcome
+from qb.cli.command import Outcome
 
 Row = Mapping[str, Any]
 

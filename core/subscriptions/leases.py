@@ -1,8 +1,4 @@
-"""core.subscriptions.leases: a subscriber, its window, and the runs of messages that it holds.
-
-May import: core.subscriptions.runs, the standard library.
-Never: trio, time, random, storage.
-"""
+"""A subscriber, its window, and the runs of messages that it holds."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ from bisect import bisect_right, insort
 from collections.abc import Iterator
 from operator import attrgetter
 
-from core.subscriptions.runs import intersect, subtract
+from qb.core.wire.offset_runs import intersect, subtract
 
 _start = attrgetter("offsets.start")
 
@@ -21,7 +17,7 @@ class Lease:
     __slots__ = ("attempt", "due", "offsets", "partition", "recorded", "since", "subscriber")
 
     def __init__(
-        self, subscriber: Subscriber, partition: int, offsets: range, attempt: int, recorded: bool, since: float
+        self, subscriber: JoinedSubscriber, partition: int, offsets: range, attempt: int, recorded: bool, since: float
     ) -> None:
         self.subscriber = subscriber
         self.partition = partition
@@ -36,7 +32,7 @@ class Lease:
         return Lease(self.subscriber, self.partition, offsets, self.attempt, self.recorded, self.since)
 
 
-class Subscriber:
+class JoinedSubscriber:
     """One joined subscriber."""
 
     def __init__(self, name: str, window: int, announces: bool) -> None:

@@ -1,9 +1,4 @@
-"""core.subscriptions.snapshot: what of a subscription survives a restart, as plain data.
-
-May import: core.errors, core.subscriptions.cursor, core.subscriptions.options, core.subscriptions.records,
-core.subscriptions.runs, core.subscriptions.state, msgspec, the standard library.
-Never: trio, time, storage.
-"""
+"""What of a subscription survives a restart, as plain data."""
 
 from __future__ import annotations
 
@@ -14,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from core.errors import BadRequest
-from core.subscriptions.cursor import Cursor
-from core.subscriptions.options import Mode, Options
-from core.subscriptions.records import Death, Record
-from core.subscriptions.runs import runs_of
-from core.subscriptions.state import State
+from qb.core.subscriptions.cursor import Cursor
+from qb.core.subscriptions.message_records import MessageRecord, UnexplainedDeath
+from qb.core.subscriptions.subscription_options import SubscriptionMode, SubscriptionOptions
+from qb.core.subscriptions.subscription_state import SubscriptionState
+from qb.core.wire.errors import BadRequest
+from qb.core.wire.offset_runs import runs_of
 
 
 class OpenRun(msgspec.Struct, frozen=True, array_like=True):
@@ -50,21 +45,21 @@ class PartitionSnapshot(msgspec.Struct, frozen=True):
     open: list[OpenRun]
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class SubscriptionSnapshot(msgspec.Struct, frozen=True):
     """A subscription at rest; msgspec makes JSON of it and back."""
 
-    options: Options
+    options: SubscriptionOptions
     partitions: list[PartitionSnapshot]
     paused: bool = False
     redelivered: int = 0
     dead_lettered: int = 0
 
-    def forked(self, options: Options | None = None) -> Snapshot:
+    def forked(self, options: SubscriptionOptions | None = None) -> SubscriptionSnapshot:
         """Return where a new subscription begins that stands where this one stands. Raises BadRequest."""
         options = options or self.options
-        if options.mode is Mode.KEY_SHARED and self.options.mode is not Mode.KEY_SHARED:
+        if options.mode is SubscriptionMode.KEY_SHARED and self.options.mode is not SubscriptionMode.KEY_SHARED:
             raise BadRequest("a key_shared subscription can be forked from a key_shared one only")
-        return Snapshot(options, [_without_past(partition) for partition in self.partitions])
+        return SubscriptionSnapshot(options, [_without_past(partition) for partition in self.partitions])
 
 
 def _without_past(partition: PartitionSnapshot) -> PartitionSnapshot:
@@ -72,7 +67,7 @@ def _without_past(partition: PartitionSnapshot) -> PartitionSnapshot:
     return PartitionSnapshot(partition.partition, partition.start, partition.next, runs)
 
 
-def take(state: State) -> Snapshot:
+def take(state: SubscriptionState) -> SubscriptionSnapshot:
     """Return what has to survive, and note that nothing has changed since."""
     deaths: dict[int, int] = {}
     partitions = [
@@ -81,17 +76,17 @@ def take(state: State) -> Snapshot:
     ]
     state.dirty = False
     state.snapshots += 1
-    return Snapshot(state.options, partitions, state.paused, state.redelivered, state.dead_lettered)
+    return SubscriptionSnapshot(state.options, partitions, state.paused, state.redelivered, state.dead_lettered)
 
 
-def _open_runs(state: State, cursor: Cursor, deaths: dict[int, int]) -> Iterator[OpenRun]:
+def _open_runs(state: SubscriptionState, cursor: Cursor, deaths: dict[int, int]) -> Iterator[OpenRun]:
     for subscriber in state.subscribers.values():
         for lease in subscriber.leases(cursor.partition):
             if not lease.recorded:
                 run = lease.offsets
                 yield OpenRun(run.start, len(run), run.step, lease.attempt)
 
-    def history(record: Record) -> tuple[Any, ...]:
+    def history(record: MessageRecord) -> tuple[Any, ...]:
         suspicions = tuple(deaths.setdefault(id(death), len(deaths) + 1) for death in record.suspicions)
         return record.attempts, record.failures, suspicions, record.alone, record.reason, record.key
 
@@ -101,14 +96,14 @@ def _open_runs(state: State, cursor: Cursor, deaths: dict[int, int]) -> Iterator
             yield OpenRun(run.start, len(run), run.step, *past)
 
 
-def restore(name: str, snapshot: Snapshot, now: float, random: Random) -> State:
+def restore(name: str, snapshot: SubscriptionSnapshot, now: float, random: Random) -> SubscriptionState:
     """Return the state as it was, with nobody joined: what was in flight is ready again."""
     starts = {partition.partition: partition.next for partition in snapshot.partitions}
-    state = State(name, snapshot.options, starts, random)
+    state = SubscriptionState(name, snapshot.options, starts, random)
     state.paused = snapshot.paused
     state.redelivered = snapshot.redelivered
     state.dead_lettered = snapshot.dead_lettered
-    deaths: dict[int, Death] = {}
+    deaths: dict[int, UnexplainedDeath] = {}
     for partition in snapshot.partitions:
         state.cursors[partition.partition].start = partition.start
         for run in sorted(partition.open, key=lambda run: run.first):
@@ -117,17 +112,17 @@ def restore(name: str, snapshot: Snapshot, now: float, random: Random) -> State:
     return state
 
 
-def _record(partition: int, offset: int, run: OpenRun, deaths: dict[int, Death]) -> Record:
-    record = Record(partition, offset, run.attempts, run.key)
+def _record(partition: int, offset: int, run: OpenRun, deaths: dict[int, UnexplainedDeath]) -> MessageRecord:
+    record = MessageRecord(partition, offset, run.attempts, run.key)
     record.failures = run.failures
     record.reason = run.reason
     record.alone = run.alone
     numbers = run.deaths if isinstance(run.deaths, tuple) else (run.deaths,) if run.deaths else ()
-    record.deaths = tuple(deaths.setdefault(number, Death()) for number in numbers)
+    record.deaths = tuple(deaths.setdefault(number, UnexplainedDeath()) for number in numbers)
     return record
 
 
-def _reopen(state: State, record: Record, now: float) -> None:
+def _reopen(state: SubscriptionState, record: MessageRecord, now: float) -> None:
     if state.keyed is not None:
         state.keyed.admit(record)
     limit = state.options.max_deliveries

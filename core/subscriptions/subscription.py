@@ -1,10 +1,4 @@
-"""core.subscriptions.subscription: the door to one subscription; every call that the broker makes.
-
-May import: core.errors, core.subscriptions.alarms, core.subscriptions.cursor, core.subscriptions.decisions,
-core.subscriptions.delivery, core.subscriptions.failures, core.subscriptions.leases, core.subscriptions.options,
-core.subscriptions.records, core.subscriptions.report, core.subscriptions.saving, core.subscriptions.settle,
-core.subscriptions.snapshot, core.subscriptions.state, the standard library.
-Never: trio, time, storage.
+"""The door to one subscription; every call that the broker makes.
 
 Tell it what happened (join, offer, ack, ...), then ask decide() what to do: it is asked once for many events. `now` is
 in seconds, from any clock that does not go back. Nothing here blocks. docs/SUBSCRIPTIONS.md is the contract.
@@ -15,29 +9,38 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 
-from core.errors import BadRequest, SubscriptionBusy
-from core.subscriptions import delivery, failures, report, saving, settle, snapshot
-from core.subscriptions.alarms import NEVER
-from core.subscriptions.cursor import Cursor, Settlement
-from core.subscriptions.decisions import Decision
-from core.subscriptions.leases import Subscriber
-from core.subscriptions.options import LARGEST_WINDOW, Mode, Options, check_between
-from core.subscriptions.records import Place, Record
-from core.subscriptions.report import Description
-from core.subscriptions.saving import Haste
-from core.subscriptions.snapshot import Snapshot
-from core.subscriptions.state import State
+from qb.core.subscriptions import dispatch as delivery
+from qb.core.subscriptions import failures, snapshot
+from qb.core.subscriptions import save_urgency as saving
+from qb.core.subscriptions import settlement as settle
+from qb.core.subscriptions import subscription_report as report
+from qb.core.subscriptions.cursor import Cursor, Settlement
+from qb.core.subscriptions.deadlines import NEVER
+from qb.core.subscriptions.leases import JoinedSubscriber
+from qb.core.subscriptions.message_records import MessagePlace, MessageRecord
+from qb.core.subscriptions.push_decisions import Decision
+from qb.core.subscriptions.save_urgency import SaveUrgency
+from qb.core.subscriptions.snapshot import SubscriptionSnapshot
+from qb.core.subscriptions.subscription_options import (
+    LARGEST_WINDOW,
+    SubscriptionMode,
+    SubscriptionOptions,
+    check_between,
+)
+from qb.core.subscriptions.subscription_report import SubscriptionReport
+from qb.core.subscriptions.subscription_state import SubscriptionState
+from qb.core.wire.errors import BadRequest, SubscriptionBusy
 
 
 class Subscription:
     """A named cursor on a topic, shared by the subscribers that joined it."""
 
-    def __init__(self, name: str, options: Options, starts: Mapping[int, int], random: Random) -> None:
+    def __init__(self, name: str, options: SubscriptionOptions, starts: Mapping[int, int], random: Random) -> None:
         """Begin at one offset for each partition."""
-        self._state = State(name, options, starts, random)
+        self._state = SubscriptionState(name, options, starts, random)
 
     @classmethod
-    def restore(cls, name: str, saved: Snapshot, now: float, random: Random) -> Subscription:
+    def restore(cls, name: str, saved: SubscriptionSnapshot, now: float, random: Random) -> Subscription:
         """Return the subscription that a snapshot was taken of, with nobody joined."""
         subscription = cls.__new__(cls)
         subscription._state = snapshot.restore(name, saved, now, random)
@@ -63,7 +66,7 @@ class Subscription:
         """True if the last snapshot is out of date."""
         return self._state.dirty
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> SubscriptionSnapshot:
         """Return what must survive a restart; `dirty` is False until the next change."""
         return snapshot.take(self._state)
 
@@ -73,7 +76,7 @@ class Subscription:
         return self._state.snapshots
 
     @property
-    def haste(self) -> Haste:
+    def haste(self) -> SaveUrgency:
         """How soon the next snapshot should be made durable, if `dirty`."""
         return saving.haste(self._state)
 
@@ -82,7 +85,7 @@ class Subscription:
         return saving.saved(self._state, number)
 
     @property
-    def options(self) -> Options:
+    def options(self) -> SubscriptionOptions:
         """The settings, fixed for life."""
         return self._state.options
 
@@ -110,7 +113,7 @@ class Subscription:
         """How many messages were nacked since the start."""
         return self._state.nacked
 
-    def describe(self, ends: Mapping[int, int]) -> Description:
+    def describe(self, ends: Mapping[int, int]) -> SubscriptionReport:
         """Return the subscription in numbers, given the visible end of each partition."""
         return report.describe(self._state, ends)
 
@@ -137,7 +140,7 @@ class Subscription:
         if not first <= cursor.end < first + len(keys):
             return
         for offset in range(cursor.end, first + len(keys)):
-            record = Record(partition, offset, key=keys[offset - first])
+            record = MessageRecord(partition, offset, key=keys[offset - first])
             state.keyed.admit(record)
             state.make_ready(record)
         cursor.next = cursor.end = first + len(keys)
@@ -158,13 +161,13 @@ class Subscription:
         state = self._state
         if name in state.subscribers:
             raise BadRequest(f"{name!r} has joined subscription {state.name!r} already")
-        if state.options.mode is Mode.EXCLUSIVE and state.subscribers:
+        if state.options.mode is SubscriptionMode.EXCLUSIVE and state.subscribers:
             holder = next(iter(state.subscribers))
             raise SubscriptionBusy(f"subscription {state.name!r} is exclusive and {holder!r} has joined it")
         if window is not None:
             check_between("window", window, 1, LARGEST_WINDOW)
         most = state.options.max_in_flight
-        subscriber = Subscriber(name, min(window or most, most), announces)
+        subscriber = JoinedSubscriber(name, min(window or most, most), announces)
         state.subscribers[name] = subscriber
         state.turn.join(subscriber)
 
@@ -231,7 +234,7 @@ class Subscription:
         leased = any(subscriber.find(partition, one) for subscriber in state.subscribers.values())
         if leased or offset in cursor.waiting or not cursor.dropped <= offset < cursor.next:
             return False
-        record = Record(partition, offset, key=key)
+        record = MessageRecord(partition, offset, key=key)
         if state.keyed is not None:
             state.keyed.admit(record)
         state.make_ready(record)
@@ -250,7 +253,7 @@ class Subscription:
         """The dead letter is durable: settle the message."""
         cursor = self._state.cursor(partition)
         record = cursor.waiting.get(offset)
-        if record is None or record.place is not Place.DYING:
+        if record is None or record.place is not MessagePlace.DYING:
             return  # a seek or retention has been here in between
         self._state.settle(record)
         self._state.dead_lettered += 1
@@ -262,6 +265,6 @@ class Subscription:
     def dead_letter_failed(self, partition: int, offset: int, now: float) -> None:
         """The dead letter could not be stored: decide() brings it again after a backoff."""
         record = self._state.cursor(partition).waiting.get(offset)
-        if record is not None and record.place is Place.DYING:
+        if record is not None and record.place is MessagePlace.DYING:
             delay = self._state.options.backoff.delay(record.failures, self._state.random)
             self._state.resting.set(record, now + max(delay, 1.0))

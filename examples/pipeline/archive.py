@@ -1,7 +1,4 @@
-"""examples.pipeline.archive: topics into Parquet files, by topic, date and partition; each message once.
-
-May import: examples.pipeline.running, pyspark, the standard library.
-Never: the server, its files.
+"""Topics into Parquet files, by topic, date and partition; each message once.
 
 A batch makes one file a partition and day, so few and long batches make few and large files: hence `--every`.
 """

@@ -1,8 +1,4 @@
-"""examples.pipeline.files_to_qb: orders from JSON files, tidied, into a topic; each of them once.
-
-May import: examples.pipeline.running, pyspark, the standard library.
-Never: the server, its files.
-"""
+"""Orders from JSON files, tidied, into a topic; each of them once."""
 
 from __future__ import annotations
 

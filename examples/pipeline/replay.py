@@ -1,7 +1,4 @@
-"""examples.pipeline.replay: the messages of an archive, in their order, into a topic again; each of them once.
-
-May import: examples.pipeline.archive, examples.pipeline.running, pyspark, the standard library.
-Never: the server, its files.
+"""The messages of an archive, in their order, into a topic again; each of them once.
 
 A stream cannot be sorted, but each of its batches can: foreachBatch writes it as a transaction that has the names of
 query and batch, as the sink of a stream would, so that a batch which is repeated is recognised.

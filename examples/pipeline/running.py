@@ -1,9 +1,4 @@
-"""examples.pipeline.running: what all pipelines here do alike: start Spark, show progress, stop, and fail in one line.
-
-May import: client, clients.errors, py4j, pyspark, pyspark_qb, pyspark_qb.errors, pyspark_qb.offsets,
-pyspark_qb.options, the standard library.
-Never: the server, its files.
-"""
+"""What all pipelines here do alike: start Spark, show progress, stop, and fail in one line."""
 
 from __future__ import annotations
 
@@ -30,14 +25,14 @@ from pyspark.sql.streaming.listener import (
 from pyspark.sql.streaming.query import StreamingQuery
 
 import pyspark_qb
-from client import BrokerClient
-from clients.errors import QBError
-from pyspark_qb.errors import SparkUseError
-from pyspark_qb.offsets import from_json
-from pyspark_qb.options import ADDRESS
+from pyspark_qb.read.query_offsets import from_json
+from pyspark_qb.spark_errors import SparkUseError
+from pyspark_qb.spark_options import ADDRESS
+from qb import BrokerClient
+from qb.clients.protocol.client_errors import QBError
 
 LOOK_EVERY = 0.5  # seconds between two looks at the queries
-OURS = re.compile(r"^(?:clients|core|pyspark_qb)\.errors\.\w+: (.+)$", re.MULTILINE)  # in a worker's traceback
+OURS = re.compile(r"^(?:qb|pyspark_qb)\.[\w.]+: (.+)$", re.MULTILINE)  # in a worker's traceback
 
 Start = Callable[[SparkSession, Namespace], Sequence[StreamingQuery]]
 

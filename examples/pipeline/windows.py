@@ -1,7 +1,4 @@
-"""examples.pipeline.windows: orders from a topic, summed up by item and span of time, into Parquet and another topic.
-
-May import: examples.pipeline.files_to_qb, examples.pipeline.running, pyspark, the standard library.
-Never: the server, its files.
+"""Orders from a topic, summed up by item and span of time, into Parquet and another topic.
 
 A span is done when the newest order is later than its end by what `--late` allows; only then it is written, once.
 """

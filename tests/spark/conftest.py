@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import BrokerProcess
     from pyspark.sql import SparkSession
+
+    from tests.support.brokers import BrokerProcess
 
 collect_ignore_glob = [] if find_spec("pyspark") else ["test_*.py"]  # nothing to test without the extra
 

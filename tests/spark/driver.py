@@ -25,8 +25,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import pyspark_qb
-from clients.blocking_transactions import Stage
-from pyspark_qb.sink import BATCH, Sink, StreamSink
+from pyspark_qb.write.sink import BATCH, Sink, StreamSink
+from qb.clients.blocking.transactions import Stage
 
 JVM_KILLED = 3
 

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from client import BrokerClient
-from pyspark_qb.bounds import Bounds
-from pyspark_qb.logs import Slice
-from pyspark_qb.source import stream_reader
-from pyspark_qb.source_columns import COLUMNS, full_schema
-from pyspark_qb.source_stream import StreamReader
+from pyspark_qb.read.bounds import Bounds
+from pyspark_qb.read.logs import Slice
+from pyspark_qb.read.source import stream_reader
+from pyspark_qb.read.source_columns import COLUMNS, full_schema
+from pyspark_qb.read.stream_reader import StreamReader
+from qb import BrokerClient
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from client import BrokerClient
-from spark.source_tools import run_into, written
+from qb import BrokerClient
+from tests.spark.source_tools import run_into, written
 
 if TYPE_CHECKING:
-    from conftest import BrokerProcess
     from pyspark.sql import DataFrame, SparkSession
+
+    from tests.support.brokers import BrokerProcess
 
 pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(240)]
 COLUMNS = "id bigint, name string, price double"

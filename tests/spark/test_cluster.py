@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, BrokerProcess
-from peers import Peer
 
-from spark.conftest import QUICK
+from tests.spark.conftest import QUICK
+from tests.support.brokers import ROOT, BrokerProcess
+from tests.support.peers import Peer
 
 pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(240)]
 

@@ -1,4 +1,4 @@
-"""Stored frames become Arrow rows in bulk, and say the same as core.frames does one by one."""
+"""Stored frames become Arrow rows in bulk, and say the same as qb.core.wire.frames does one by one."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from core.errors import PeerMisbehaved
-from core.frames import HEAD, RESERVED, Frame, MessageType, decode_frame, encode_frame
-from pyspark_qb.alike import alike
-from pyspark_qb.bounds import Bounds
-from pyspark_qb.decoding import EVER, HEADS, LAST_MS, Chunk, Decoder, NotStored
-from pyspark_qb.source_columns import COLUMNS, full_schema
+from pyspark_qb.arrow.decoding import EVER, HEADS, LAST_MS, Decoder, FrameChunk, NotStored
+from pyspark_qb.arrow.frame_tables import alike
+from pyspark_qb.read.bounds import Bounds
+from pyspark_qb.read.source_columns import COLUMNS, full_schema
+from qb.core.wire.errors import PeerMisbehaved
+from qb.core.wire.frames import HEAD, RESERVED, Frame, MessageType, decode_frame, encode_frame
 
 FIRST = 40
 SEAL = encode_frame(MessageType.SEAL, FIRST, 1, b"", b"a seal as far as readers of frames care")
@@ -29,7 +29,7 @@ properties = st.dictionaries(names | st.sampled_from(sorted(RESERVED)), texts, m
 messages = st.tuples(st.integers(0, 4_000_000_000_000), properties, st.binary(max_size=40))
 
 
-def stored(rows: Sequence[tuple[int, dict[str, str] | bytes, bytes]], seal_after: Sequence[bool] = ()) -> Chunk:
+def stored(rows: Sequence[tuple[int, dict[str, str] | bytes, bytes]], seal_after: Sequence[bool] = ()) -> FrameChunk:
     """Return the rows as they lie in a log, with seals behind some of them."""
     data, positions = b"", []
     for number, (timestamp, described, body) in enumerate(rows):
@@ -37,10 +37,10 @@ def stored(rows: Sequence[tuple[int, dict[str, str] | bytes, bytes]], seal_after
         data += encode_frame(MessageType.DATA, FIRST + number, timestamp, described, body)
         if number < len(seal_after) and seal_after[number]:
             data += SEAL
-    return Chunk(np.frombuffer(data, np.uint8), np.array(positions, np.int64), FIRST)
+    return FrameChunk(np.frombuffer(data, np.uint8), np.array(positions, np.int64), FIRST)
 
 
-def decode(chunk: Chunk, columns: Sequence[str] = tuple(COLUMNS), times: Bounds = EVER) -> pa.RecordBatch:
+def decode(chunk: FrameChunk, columns: Sequence[str] = tuple(COLUMNS), times: Bounds = EVER) -> pa.RecordBatch:
     batch = Decoder("events", 3, columns, times).decode(chunk)
     batch.validate(full=True)
     return batch
@@ -92,13 +92,13 @@ def test_messages_that_are_alike_are_the_same_rows_and_the_same_failures(
         spoilt[(int(chunk.positions[count // 2]) + flaw[0]) % len(spoilt)] = flaw[1]
         chunk = chunk._replace(data=spoilt)
     chunk = chunk.between(FIRST + cut[0], FIRST + cut[1])
-    with mock.patch("pyspark_qb.alike.LEAST", 2):
+    with mock.patch("pyspark_qb.arrow.frame_tables.LEAST", 2):
         fast = outcome(chunk)
-    with mock.patch("pyspark_qb.decoding.alike", return_value=None):
+    with mock.patch("pyspark_qb.arrow.decoding.alike", return_value=None):
         assert fast == outcome(chunk)
 
 
-def outcome(chunk: Chunk) -> Any:
+def outcome(chunk: FrameChunk) -> Any:
     try:
         return rows_of(decode(chunk))
     except (NotStored, PeerMisbehaved, ValueError, pa.ArrowInvalid) as error:

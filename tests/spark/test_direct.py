@@ -13,23 +13,24 @@ import msgspec
 import pytest
 from pyspark.errors import PySparkException
 
-from client import BrokerClient
-from clients.fetching import Extent
-from core.decisions import Decision, Held
-from core.errors import LogDamaged
-from pyspark_qb.bounds import Bounds
-from pyspark_qb.direct import DirectoryLogs
-from pyspark_qb.errors import BadOption, DirectoryInUse
-from pyspark_qb.offsets import Partition, Range, split
-from pyspark_qb.options import source_options
-from spark.source_tools import bodies, values, wait_until
+from pyspark_qb.read.bounds import Bounds
+from pyspark_qb.read.directory_logs import DirectoryLogs
+from pyspark_qb.read.query_offsets import OffsetRange, TopicPartition, split
+from pyspark_qb.spark_errors import BadOption, DirectoryInUse
+from pyspark_qb.spark_options import source_options
+from qb import BrokerClient
+from qb.clients.protocol.fetch_requests import PartitionExtent
+from qb.core.wire.errors import LogDamaged
+from qb.storage.stages.transaction_records import ReservedPartition, TransactionRecord
+from tests.spark.source_tools import bodies, values, wait_until
 
 if TYPE_CHECKING:
-    from conftest import BrokerProcess
     from pyspark.sql import SparkSession
 
+    from tests.support.brokers import BrokerProcess
+
 pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(180)]
-WHERE = Partition("events", 0)
+WHERE = TopicPartition("events", 0)
 SMALL = {"segment_bytes": 20_000}
 
 
@@ -41,7 +42,7 @@ def read(data_dir: Path, start: int = 0, end: int | None = None, rows_each: int 
     """Return the values that tasks would read of one partition, in slices of so many rows."""
     logs = opened(data_dir)
     first, last = logs.extents()[WHERE]
-    whole = Range(WHERE, max(start, first), last if end is None else end)
+    whole = OffsetRange(WHERE, max(start, first), last if end is None else end)
     found = []
     for each in logs.slices(split([whole], rows_each)):
         for batch in each.read(("offset", "value"), Bounds()):
@@ -100,7 +101,7 @@ def test_every_slice_of_every_segment_is_read_once(stopped: Callable[..., Path])
     data_dir = stopped(*calls, segment_bytes=60_000)
     assert len(logs_in(data_dir)) > 3
     expected = [*enumerate(sent)]
-    assert opened(data_dir).extents() == {WHERE: Extent(0, 3000)}
+    assert opened(data_dir).extents() == {WHERE: PartitionExtent(0, 3000)}
     assert read(data_dir) == expected
     for rows_each in (1000, 333, 97):
         assert read(data_dir, rows_each=rows_each) == expected
@@ -109,8 +110,8 @@ def test_every_slice_of_every_segment_is_read_once(stopped: Callable[..., Path])
 
 
 def test_a_batch_larger_than_a_window_is_read(stopped: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyspark_qb.direct_reading.WINDOW_BYTES", 700)
-    monkeypatch.setattr("pyspark_qb.direct_reading.WINDOW_ENTRIES", 3)
+    monkeypatch.setattr("pyspark_qb.read.segment_reader.WINDOW_BYTES", 700)
+    monkeypatch.setattr("pyspark_qb.read.segment_reader.WINDOW_ENTRIES", 3)
     sent = bodies(2000) + [b"x" * 5000] + bodies(10)
     data_dir = stopped(sent)
     assert read(data_dir) == [*enumerate(sent)]
@@ -218,14 +219,14 @@ def test_a_time_finds_the_first_message_appended_then(start_broker: Callable[...
 
 def test_a_transaction_that_was_not_finished_is_not_seen(stopped: Callable[..., Path]) -> None:
     data_dir = stopped(bodies(10))
-    decision = Decision(transaction="t", number=None, partitions=[Held("events", 0, 6, 4)])
+    decision = TransactionRecord(transaction="t", number=None, partitions=[ReservedPartition("events", 0, 6, 4)])
     database = sqlite3.connect(data_dir / "metadata.sqlite3")
     with database:
         database.execute(
             "INSERT INTO entries (key, value, version) VALUES (?, ?, 1)", (decision.key, msgspec.json.encode(decision))
         )
     database.close()
-    assert opened(data_dir).extents() == {WHERE: Extent(0, 6)}
+    assert opened(data_dir).extents() == {WHERE: PartitionExtent(0, 6)}
     assert [offset for offset, _ in read(data_dir)] == [*range(6)]
 
 

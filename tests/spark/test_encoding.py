@@ -13,16 +13,17 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from peers import stored_messages
 
-from clients.errors import MessageTooLarge, UnknownPartition
-from core.frames import HEAD, Frame
-from pyspark_qb import encoding, routing
-from pyspark_qb.columns import Columns
-from pyspark_qb.encoding import encode
-from pyspark_qb.errors import BadColumns
-from pyspark_qb.routing import Gatherer, Router, Run
-from pyspark_qb.rows import read_rows
+from pyspark_qb.arrow import encoding
+from pyspark_qb.arrow.encoding import encode
+from pyspark_qb.arrow.rows import read_rows
+from pyspark_qb.spark_errors import BadColumns
+from pyspark_qb.write import routing
+from pyspark_qb.write.routing import FrameRun, Gatherer, Router
+from pyspark_qb.write.row_columns import Columns
+from qb.clients.protocol.client_errors import MessageTooLarge, UnknownPartition
+from qb.core.wire.frames import HEAD, Frame
+from tests.support.peers import stored_messages
 
 NOW = 1_767_268_800_000
 PARTITIONS = {"a": 1, "b": 3, "c": 8}
@@ -46,7 +47,7 @@ def columns_in(batch: pa.RecordBatch) -> Columns:
     return Columns(**{name: place for place, name in enumerate(batch.schema.names)})
 
 
-def runs_of(batch: pa.RecordBatch, topic: str | None = "b", turn: int = 0, limit: int = 2**24) -> list[Run]:
+def runs_of(batch: pa.RecordBatch, topic: str | None = "b", turn: int = 0, limit: int = 2**24) -> list[FrameRun]:
     rows = read_rows(batch, columns_in(batch), topic)
     return list(routing.runs_of(rows, Router(PARTITIONS.__getitem__, turn).partitions(rows), encode(rows, NOW, limit)))
 
@@ -178,7 +179,7 @@ def test_no_run_is_longer_than_one_frame_of_the_wire_may_be() -> None:
 def test_short_runs_are_gathered_and_long_ones_pass_in_order() -> None:
     gatherer, size = Gatherer(), routing.RUN
     given = [("a", size // 4), ("b", 10), ("a", size // 4), ("a", size * 3 // 4), ("b", 20), ("a", 7)]
-    runs = [Run(topic, 0, memoryview(bytes([n]) * length), 1) for n, (topic, length) in enumerate(given)]
+    runs = [FrameRun(topic, 0, memoryview(bytes([n]) * length), 1) for n, (topic, length) in enumerate(given)]
     out = [made for run in runs for made in gatherer.add(run)]
     assert [(run.topic, run.rows, len(run.frames)) for run in out] == [
         ("a", 2, size // 4 * 2),
@@ -197,7 +198,7 @@ def test_what_waits_to_be_gathered_is_bounded() -> None:
     gatherer, length = Gatherer(), 1000
     waiting, most = 0, 0
     for partition in range(2 * routing.HELD // length):
-        ready = gatherer.add(Run("a", partition, memoryview(b"x" * length), 1))
+        ready = gatherer.add(FrameRun("a", partition, memoryview(b"x" * length), 1))
         waiting += length - sum(len(run.frames) for run in ready)
         most = max(most, waiting)
     assert most <= routing.HELD

@@ -8,13 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.fetching import Extent
-from pyspark_qb.errors import BadOption, DataLost
-from pyspark_qb.offsets import (
+from pyspark_qb.read.query_offsets import (
     ROWS_PER_TASK,
-    Partition,
+    OffsetRange,
     Places,
-    Range,
+    TopicPartition,
     begun_in,
     checked,
     from_json,
@@ -24,10 +22,12 @@ from pyspark_qb.offsets import (
     split,
     to_json,
 )
+from pyspark_qb.spark_errors import BadOption, DataLost
+from qb.clients.protocol.fetch_requests import PartitionExtent
 
-partitions = st.builds(Partition, st.sampled_from(["a", "b-c", "Z.9"]), st.integers(0, 12))
+partitions = st.builds(TopicPartition, st.sampled_from(["a", "b-c", "Z.9"]), st.integers(0, 12))
 places = st.dictionaries(partitions, st.integers(0, 1000), max_size=6)
-A, B = Partition("a", 0), Partition("b", 1)
+A, B = TopicPartition("a", 0), TopicPartition("b", 1)
 
 
 @given(here=places, begun=st.none() | places)
@@ -63,7 +63,7 @@ def test_a_limit_is_shared_as_the_rows_are() -> None:
     at_least=st.none() | st.integers(1, 9),
 )
 def test_splitting_neither_loses_nor_repeats_a_row(sizes: list[int], most: int, at_least: int | None) -> None:
-    whole = [Range(Partition("a", number), 7, 7 + size) for number, size in enumerate(sizes)]
+    whole = [OffsetRange(TopicPartition("a", number), 7, 7 + size) for number, size in enumerate(sizes)]
     pieces = split(whole, most, at_least)
     found = [(each.partition, at) for each in pieces for at in range(each.start, each.end)]
     assert found == [(each.partition, at) for each in whole for at in range(each.start, each.end)]
@@ -72,20 +72,20 @@ def test_splitting_neither_loses_nor_repeats_a_row(sizes: list[int], most: int, 
 
 
 def test_a_range_is_split_when_it_is_large_and_not_before() -> None:
-    assert split([Range(A, 0, ROWS_PER_TASK)]) == [Range(A, 0, ROWS_PER_TASK)]
-    assert [each.rows for each in split([Range(A, 0, 2 * ROWS_PER_TASK + 2)])] == [666_667, 666_667, 666_668]
+    assert split([OffsetRange(A, 0, ROWS_PER_TASK)]) == [OffsetRange(A, 0, ROWS_PER_TASK)]
+    assert [each.rows for each in split([OffsetRange(A, 0, 2 * ROWS_PER_TASK + 2)])] == [666_667, 666_667, 666_668]
 
 
 def test_new_partitions_and_topics_made_anew_are_read_from_their_first_message() -> None:
-    assert ranges({A: 5}, {A: 9, B: 2}) == [Range(A, 5, 9), Range(B, 0, 2)]
-    assert ranges({A: 5}, {A: 3}) == [Range(A, 0, 3)]
+    assert ranges({A: 5}, {A: 9, B: 2}) == [OffsetRange(A, 5, 9), OffsetRange(B, 0, 2)]
+    assert ranges({A: 5}, {A: 3}) == [OffsetRange(A, 0, 3)]
     assert ranges({A: 5}, {A: 5}) == []
 
 
 def test_options_name_places() -> None:
-    extents = {A: Extent(2, 9), B: Extent(0, 4)}
+    extents = {A: PartitionExtent(2, 9), B: PartitionExtent(0, 4)}
 
-    def at_time(partition: Partition, time_ms: int) -> int:
+    def at_time(partition: TopicPartition, time_ms: int) -> int:
         return {A: 3, B: 6}[partition] if time_ms == 77 else 0  # B has got two messages more meanwhile
 
     assert resolve(extents, None, None, "earliest", at_time) == {A: 2, B: 0}
@@ -99,7 +99,7 @@ def test_options_name_places() -> None:
 
 
 def test_a_place_outside_of_the_log_is_a_loss_or_moved_into_it() -> None:
-    extents = {A: Extent(2, 9)}
+    extents = {A: PartitionExtent(2, 9)}
     for place, inside in ((1, 2), (2, 2), (9, 9), (10, 9)):
         assert checked({A: place}, extents, fail_on_data_loss=False) == {A: inside}
         if place != inside:

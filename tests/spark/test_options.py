@@ -5,10 +5,9 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from conftest import ROOT
 
-from pyspark_qb.errors import BadOption
-from pyspark_qb.options import (
+from pyspark_qb.spark_errors import BadOption
+from pyspark_qb.spark_options import (
     EARLIEST,
     Address,
     SinkOptions,
@@ -17,6 +16,7 @@ from pyspark_qb.options import (
     sink_options,
     source_options,
 )
+from tests.support.brokers import ROOT
 
 SINK = {"servers": "broker:9999", "topic": "events"}
 SOURCE = {"servers": "broker:9999", "subscribe": "events"}

@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from conftest import ROOT, free_port
 
-from client import BrokerClient
 from examples.pipeline import archive, files_to_qb, replay, running, windows
+from qb import BrokerClient
+from tests.support.brokers import ROOT, free_port
 
 if TYPE_CHECKING:
-    from conftest import BrokerProcess
     from pyspark.sql import SparkSession
+
+    from tests.support.brokers import BrokerProcess
 
 pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(240)]
 

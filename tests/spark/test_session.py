@@ -9,15 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, BrokerProcess
-from dealing import SPARK, share_of
-from peers import Peer
 from pyspark.sql import SparkSession
 
 import pyspark_qb
-from pyspark_qb.errors import NoJava
 from pyspark_qb.java import ensure_java
-from spark.conftest import QUICK
+from pyspark_qb.spark_errors import NoJava
+from tests.spark.conftest import QUICK
+from tests.support.brokers import ROOT, BrokerProcess
+from tests.support.dealing import SPARK, share_of
+from tests.support.peers import Peer
 
 pytestmark = pytest.mark.spark
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import BrokerProcess
-from peers import Peer
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from core.frames import Frame
+from qb.core.wire.frames import Frame
+from tests.support.brokers import BrokerProcess
+from tests.support.peers import Peer
 
 pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(120)]
 

@@ -11,10 +11,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, BrokerProcess
-from peers import Peer
 
-from spark.conftest import QUICK
+from tests.spark.conftest import QUICK
+from tests.support.brokers import ROOT, BrokerProcess
+from tests.support.peers import Peer
 
 pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.kill]
 

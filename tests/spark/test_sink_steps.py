@@ -6,17 +6,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from conftest import BrokerProcess
 from pyspark.sql.datasource import WriterCommitMessage
 
-from client import BrokerClient, UnknownStage
-from pyspark_qb import sink
-from pyspark_qb.columns import Columns
-from pyspark_qb.errors import NoBatch
-from pyspark_qb.options import SinkOptions, sink_options
-from pyspark_qb.publishing import Outlet
-from pyspark_qb.sink import Done, Sink, StreamSink
-from pyspark_qb.tasks import Staged, connected
+from pyspark_qb.spark_errors import NoBatch
+from pyspark_qb.spark_options import SinkOptions, sink_options
+from pyspark_qb.write import sink
+from pyspark_qb.write.row_columns import Columns
+from pyspark_qb.write.row_publisher import RowPublisher
+from pyspark_qb.write.sink import Sink, StreamSink, TaskDone
+from pyspark_qb.write.tasks import StagedRows, connected
+from qb import BrokerClient, UnknownStage
+from tests.support.brokers import BrokerProcess
 
 pytestmark = pytest.mark.process
 
@@ -30,12 +30,12 @@ class Write:
         with BrokerClient(port=broker.port) as client:
             client.create_topic("events")
 
-    def attempt(self, *values: str, number: int = 0) -> Done:
+    def attempt(self, *values: str, number: int = 0) -> TaskDone:
         """What a task does, and then tells the driver."""
         batches = iter([pa.record_batch([pa.array(values, pa.string())], names=["value"])])
         with connected(self.options) as client:
-            outlet = Outlet(client, self.options, self.sink.columns, turn=0)
-            return Done("spark:query", number, outlet.stage(batches, "spark:query", number))
+            outlet = RowPublisher(client, self.options, self.sink.columns, turn=0)
+            return TaskDone("spark:query", number, outlet.stage(batches, "spark:query", number))
 
     def published(self) -> list[bytes]:
         with connected(self.options) as client:
@@ -61,7 +61,7 @@ def test_what_was_committed_is_not_staged_again_and_not_aborted(write: Write) ->
     write.sink.commit([done])
     write.sink.abort([done])
     again = write.attempt("a")
-    assert again.staged == Staged(replayed=True)
+    assert again.staged == StagedRows(replayed=True)
     write.sink.commit([again, write.attempt()])
     write.sink.commit([done])
     assert write.published() == [b"a"]
@@ -86,7 +86,7 @@ def test_a_batch_that_one_task_found_committed_is_left_alone(write: Write) -> No
     assert write.published() == [b"a"]
 
 
-@pytest.mark.parametrize("messages", [[], [None], [Done("spark:query", 0, Staged())]])
+@pytest.mark.parametrize("messages", [[], [None], [TaskDone("spark:query", 0, StagedRows())]])
 def test_where_nothing_was_staged_nobody_is_asked(messages: list[WriterCommitMessage | None]) -> None:
     nobody = Sink(
         sink_options({"servers": "127.0.0.1:1", "topic": "events", "requestTimeout": "0.1"}), Columns(value=0)

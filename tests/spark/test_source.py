@@ -12,11 +12,11 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from client import BrokerClient
-from clients.errors import BrokerUnavailable
-from pyspark_qb.errors import BadOption, DataLost
-from pyspark_qb.offsets import Partition, from_json
-from spark.source_tools import (
+from pyspark_qb.read.query_offsets import TopicPartition, from_json
+from pyspark_qb.spark_errors import BadOption, DataLost
+from qb import BrokerClient
+from qb.clients.protocol.client_errors import BrokerUnavailable
+from tests.spark.source_tools import (
     bodies,
     drop_oldest,
     offsets_in,
@@ -29,12 +29,13 @@ from spark.source_tools import (
 )
 
 if TYPE_CHECKING:
-    from conftest import BrokerProcess
     from pyspark.sql import DataFrame, SparkSession
+
+    from tests.support.brokers import BrokerProcess
 
 pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(180)]
 ALL = ReadAllAvailable()
-EVENTS = Partition("events", 0)
+EVENTS = TopicPartition("events", 0)
 
 
 @pytest.fixture
@@ -370,8 +371,8 @@ def test_a_running_query_outlives_a_restart_of_the_broker(
     ],
 )
 def test_options_that_make_no_sense_are_refused_by_name(options: dict[str, str], problem: str) -> None:
-    from pyspark_qb.source import stream_reader
-    from pyspark_qb.source_columns import full_schema
+    from pyspark_qb.read.source import stream_reader
+    from pyspark_qb.read.source_columns import full_schema
 
     with pytest.raises(BadOption, match=problem):
         stream_reader(options, full_schema(True))

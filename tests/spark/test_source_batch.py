@@ -10,18 +10,19 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import datasource as ds
 
-from client import BrokerClient
-from pyspark_qb.bounds import LEAST, MOST, Bounds
-from pyspark_qb.broker_logs import BrokerSlice, connected
-from pyspark_qb.fetches import Fetches
-from pyspark_qb.filters import Pushed, push
-from pyspark_qb.offsets import Partition, Range
-from pyspark_qb.options import Address
-from spark.source_tools import bodies, values, wait_until
+from pyspark_qb.read.bounds import LEAST, MOST, Bounds
+from pyspark_qb.read.broker_logs import BrokerSlice, connected
+from pyspark_qb.read.fetches import Fetches
+from pyspark_qb.read.filters import PushedFilters, push
+from pyspark_qb.read.query_offsets import OffsetRange, TopicPartition
+from pyspark_qb.spark_options import Address
+from qb import BrokerClient
+from tests.spark.source_tools import bodies, values, wait_until
 
 if TYPE_CHECKING:
-    from conftest import BrokerProcess
     from pyspark.sql import DataFrame, SparkSession
+
+    from tests.support.brokers import BrokerProcess
 
 pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(180)]
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -157,12 +158,15 @@ MICROS = int(MOMENT.timestamp()) * 1_000_000
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (ds.EqualTo(("offset",), 7), Pushed(offsets=Bounds(7, 8))),
-        (ds.GreaterThan(("offset",), 7), Pushed(offsets=Bounds(8, MOST))),
-        (ds.LessThanOrEqual(("offset",), 7), Pushed(offsets=Bounds(LEAST, 8))),
-        (ds.GreaterThanOrEqual(("timestamp",), MOMENT), Pushed(times=Bounds(MICROS, MOST))),
-        (ds.LessThan(("timestamp",), MOMENT + timedelta(microseconds=1)), Pushed(times=Bounds(LEAST, MICROS + 1))),
-        (ds.IsNotNull(("value",)), Pushed()),
+        (ds.EqualTo(("offset",), 7), PushedFilters(offsets=Bounds(7, 8))),
+        (ds.GreaterThan(("offset",), 7), PushedFilters(offsets=Bounds(8, MOST))),
+        (ds.LessThanOrEqual(("offset",), 7), PushedFilters(offsets=Bounds(LEAST, 8))),
+        (ds.GreaterThanOrEqual(("timestamp",), MOMENT), PushedFilters(times=Bounds(MICROS, MOST))),
+        (
+            ds.LessThan(("timestamp",), MOMENT + timedelta(microseconds=1)),
+            PushedFilters(times=Bounds(LEAST, MICROS + 1)),
+        ),
+        (ds.IsNotNull(("value",)), PushedFilters()),
         (ds.IsNotNull(("key",)), None),
         (ds.EqualTo(("key",), "a"), None),
         (ds.EqualTo(("properties", "topic"), "a"), None),
@@ -171,9 +175,9 @@ MICROS = int(MOMENT.timestamp()) * 1_000_000
         (ds.Not(ds.EqualTo(("partition",), 1)), None),
     ],
 )
-def test_a_filter_is_taken_over_exactly_or_left_to_spark(given: ds.Filter, expected: Pushed | None) -> None:
+def test_a_filter_is_taken_over_exactly_or_left_to_spark(given: ds.Filter, expected: PushedFilters | None) -> None:
     pushed, left = push([given])
-    assert (pushed, left) == ((Pushed(), [given]) if expected is None else (expected, []))
+    assert (pushed, left) == ((PushedFilters(), [given]) if expected is None else (expected, []))
 
 
 def sized(sizes: list[int]) -> list[bytes]:
@@ -184,7 +188,7 @@ def test_messages_that_grow_and_shrink_are_all_fetched(broker: BrokerProcess, cl
     sent = sized([10] * 30_000 + [400_000] * 25 + [0] * 5_000 + [9_000_000, 3])
     client.create_topic("events")
     client.publish_many("events", sent)
-    whole = Range(Partition("events", 0), 0, len(sent))
+    whole = OffsetRange(TopicPartition("events", 0), 0, len(sent))
     found: list[bytes] = []
     for batch in BrokerSlice(whole, Address("127.0.0.1", broker.port), 30.0, True).read(("value",), Bounds()):
         found += batch.column(0).to_pylist()
@@ -197,7 +201,7 @@ def test_a_restart_of_the_broker_amid_a_range_is_no_failure(broker: BrokerProces
     client.publish_many("events", sent)
     reading = connected(Address("127.0.0.1", broker.port), 30.0)
     offset, fetches = 0, 0
-    for got in Fetches(reading, Range(Partition("events", 0), 0, len(sent)), fail_on_data_loss=True):
+    for got in Fetches(reading, OffsetRange(TopicPartition("events", 0), 0, len(sent)), fail_on_data_loss=True):
         assert got.offset == offset
         offset, fetches = got.next_offset, fetches + 1
         if fetches in (1, 4):

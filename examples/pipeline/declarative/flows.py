@@ -1,8 +1,4 @@
-"""examples.pipeline.declarative.flows: the same pipelines, declared.
-
-May import: examples.pipeline.archive, examples.pipeline.files_to_qb, examples.pipeline.running,
-examples.pipeline.windows, pyspark, the standard library.
-Never: the server, its files.
+"""The same pipelines, declared.
 
 `spark-pipelines` runs this file; spark-pipeline.yml beside it says with which settings.
 """

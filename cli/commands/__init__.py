@@ -1,0 +1,1 @@
+"""The commands of `qb`, one module for each noun."""

@@ -1,0 +1,139 @@
+"""Pull messages: some of a partition, or all of a topic as a member of a consumer group."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from qb.cli.command import Command, Outcome, broker, of_kind
+from qb.cli.message_output import as_data, show_message
+from qb.clients.blocking.client import BrokerClient
+from qb.clients.blocking.consumer import Consumer
+from qb.clients.protocol.message import Message
+from qb.core.wire.value_kinds import INTEGER, SECONDS, Kind
+
+
+def parse_offset(text: str) -> int:
+    """Return an offset as FETCH takes it. Raises ValueError."""
+    return {"earliest": -2, "latest": -1}.get(text) or int(text)
+
+
+OFFSET = Kind("an offset, earliest or latest", parse_offset)
+START = Kind(OFFSET.noun, lambda text: text if text in ("earliest", "latest") else int(text)).within(0)
+
+
+def _fetch_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("topic", metavar="TOPIC")
+    parser.add_argument("--partition", metavar="N", type=of_kind(INTEGER.within(0)), default=0, help="(0)")
+    parser.add_argument(
+        "--offset", metavar="OFFSET", type=of_kind(OFFSET.within(-2)), default=-2, help=f"{OFFSET.noun} (earliest)"
+    )
+    parser.add_argument(
+        "--max", metavar="N", type=of_kind(INTEGER.within(1)), default=100, help="at most so many (100)"
+    )
+    parser.add_argument(
+        "--wait", metavar="SECONDS", type=of_kind(SECONDS.within(0)), default=0.0, help="for the first one (0)"
+    )
+
+
+def _fetch(args: argparse.Namespace) -> Outcome:
+    with broker(args) as client:
+        messages = list(_fetched(client, args))
+    if args.json:
+        return Outcome([as_data(message) for message in messages])
+    for message in messages:
+        show_message(message, as_json=False)
+    return Outcome(None)
+
+
+def _fetched(client: BrokerClient, args: argparse.Namespace) -> Iterator[Message]:
+    """Yield as many messages as are wanted and there: one answer may hold fewer."""
+    offset, wait, left = args.offset, args.wait, args.max
+    while left and (portion := client.fetch(args.topic, args.partition, offset, left, max_wait=wait)):
+        yield from portion
+        offset, wait, left = portion.next_offset, 0.0, left - len(portion)
+
+
+def _consume_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--group", metavar="GROUP", required=True)
+    parser.add_argument("--topic", metavar="TOPIC", action="append", required=True, help="may be given several times")
+    parser.add_argument(
+        "--from",
+        metavar="OFFSET",
+        dest="start",
+        type=of_kind(START),
+        default="earliest",
+        help="where a group begins that has committed nothing: earliest, latest or an offset (earliest)",
+    )
+    parser.add_argument("--count", metavar="N", type=of_kind(INTEGER.within(1)), help="stop after so many (never)")
+
+
+def _consume(args: argparse.Namespace) -> Outcome:
+    """Print messages; what was printed is committed."""
+    shown = 0
+    consumer = broker(args).consumer(args.group, args.topic, start=args.start)
+    with consumer, _stopped_by_sigterm(consumer):
+        for message in consumer:
+            show_message(message, args.json)
+            shown += 1
+            if shown == args.count:
+                consumer.commit()
+                break
+    return Outcome(None)
+
+
+@contextmanager
+def _stopped_by_sigterm(consumer: Consumer) -> Iterator[None]:
+    """Let SIGTERM end the consumer after the message in hand."""
+    before = signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _offsets_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("topic", metavar="TOPIC")
+
+
+def _offsets(args: argparse.Namespace) -> Outcome:
+    with broker(args) as client:
+        partitions = range(client.describe_topic(args.topic)["partitions"])
+        return Outcome([{"partition": number} | client.offsets(args.topic, number)._asdict() for number in partitions])
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("topic", metavar="TOPIC")
+    parser.add_argument("partitions", metavar="N", type=of_kind(INTEGER.within(1)), help="how many it shall have")
+
+
+def _add_partitions(args: argparse.Namespace) -> Outcome:
+    with broker(args) as client:
+        topic = client.add_partitions(args.topic, args.partitions)
+    return Outcome(topic, f"topic '{args.topic}' has {args.partitions} partitions now; keys may have moved")
+
+
+COMMANDS = (
+    Command(
+        "fetch",
+        "print stored messages of a partition",
+        "fetch orders --partition 1 --offset 100 --max 10",
+        _fetch_arguments,
+        _fetch,
+    ),
+    Command(
+        "consume",
+        "print the messages of topics as a member of a group",
+        "consume --group billing --topic orders",
+        _consume_arguments,
+        _consume,
+    ),
+)
+TOPIC_COMMANDS = (
+    Command("offsets", "show the offsets that a topic holds", "offsets orders", _offsets_arguments, _offsets),
+    Command(
+        "add-partitions", "give a topic more partitions", "add-partitions orders 8", _add_arguments, _add_partitions
+    ),
+)

@@ -1,0 +1,101 @@
+"""The messages of a subscription as an asynchronous iterator."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+
+import trio
+
+from qb.clients.aio.handler_pool import AsyncHandlerWork
+from qb.clients.aio.subscriber import AsyncSubscriber
+from qb.clients.blocking.handler_calls import reason_of
+from qb.clients.consuming.inbox import MessageBatch
+from qb.clients.protocol.message import Message
+
+
+class MessageArrival:
+    """Rings when messages have come, or none will come any more."""
+
+    def __init__(self) -> None:
+        self.event = trio.Event()
+
+    def call(self, work: AsyncHandlerWork, hands: int) -> None:
+        """There is something to take."""
+        self.event.set()
+
+
+Join = Callable[[MessageArrival], Awaitable[AsyncSubscriber]]
+
+
+class MessageIterator:
+    """Joins at the first message. A message is acked when the next one is asked for.
+
+    Whoever stops asking, by `break` or by an exception, hands back the message in hand and leaves the subscription;
+    that is no failure of the message. In an `async with` block over this object an exception nacks the message instead,
+    as that of a handler does. Ends by itself when the client disconnects; raises SubscriptionRemoved.
+    """
+
+    def __init__(self, join: Join) -> None:
+        self._join = join
+        self._arrival = MessageArrival()
+        self._subscriber: AsyncSubscriber | None = None
+        self._portion: MessageBatch | None = None
+
+    def __aiter__(self) -> MessageIterator:
+        return self
+
+    async def __anext__(self) -> Message:
+        if self._subscriber is None:
+            self._subscriber = await self._join(self._arrival)
+        self._subscriber.check_process()
+        message = self._next_in_hand() or await self._take(self._subscriber)
+        if message is None:
+            if self._subscriber.error is not None:
+                raise self._subscriber.error
+            raise StopAsyncIteration
+        return message
+
+    def _next_in_hand(self) -> Message | None:
+        """The message in hand is done; return the next one of its portion."""
+        portion = self._portion
+        if portion is None:
+            return None
+        portion.done += 1
+        inbox = portion.inbox
+        if portion.done < len(portion.messages) and inbox.goes_on:
+            return portion.messages[portion.done]
+        inbox.returned(portion)
+        self._portion = None
+        return None
+
+    async def _take(self, subscriber: AsyncSubscriber) -> Message | None:
+        await trio.lowlevel.checkpoint()
+        while not subscriber.membership.over:
+            self._arrival.event = arrived = trio.Event()
+            self._portion = await subscriber.take()
+            if self._portion is not None:
+                return self._portion.messages[0]
+            await arrived.wait()
+        await subscriber.wait_until_ended()
+        return None
+
+    async def __aenter__(self) -> MessageIterator:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._portion is not None and isinstance(error, Exception):
+            self._portion.inbox.raised(self._portion, reason_of(error))
+            self._portion = None
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Leave the subscription; what is in hand is handed back."""
+        if self._subscriber is not None:
+            await self._subscriber.unsubscribe()
+
+    def __del__(self) -> None:
+        if self._subscriber is not None:
+            self._subscriber.abandon()

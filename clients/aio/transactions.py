@@ -1,0 +1,276 @@
+"""All that AsyncBrokerClient can do with transactions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from types import TracebackType
+from typing import Any
+
+import trio
+
+from qb.clients.aio.body_batches import portions
+from qb.clients.aio.link import AsyncLink
+from qb.clients.protocol.client_errors import BrokerUnavailable, ConnectionLost, QBError, ShuttingDown
+from qb.clients.protocol.conversation import Conversation, answer_of
+from qb.clients.protocol.partition_spread import PartitionSpread, SinglePartition, TopicRoutes, check_keys
+from qb.clients.protocol.publish_frames import Body, PublishForm
+from qb.clients.protocol.staged_messages import (
+    ABORT_PATIENCE,
+    StageBundle,
+    StageLedger,
+    TransactionDraft,
+    TransactionReceipt,
+    cut,
+    receipt_in,
+    stages_named,
+    unlearn,
+)
+from qb.clients.protocol.unacked_publishes import UnackedBatch
+from qb.core.wire.clock import now_ms
+from qb.core.wire.frames import Frames
+
+
+class AsyncStage:
+    """A place at the broker for messages that nobody sees until they are committed. For one task.
+
+    Once a call has raised or was cancelled, every later one raises: begin a new stage then.
+    """
+
+    def __init__(self, stage_id: str, link: AsyncLink, conversation: Conversation, patience: float) -> None:
+        self._link, self._conversation, self._patience = link, conversation, patience
+        self._book = StageLedger(stage_id, link.abandon)
+        self._answered = trio.Semaphore(0)
+
+    @property
+    def stage_id(self) -> str:
+        """What the broker calls it, and a commit names."""
+        return self._book.stage_id
+
+    @property
+    def messages(self) -> int:
+        """How many it was given."""
+        return self._book.messages
+
+    async def add(self, topic: str, partition: int, frames: Body, count: int) -> None:
+        """Send `count` whole DATA frames, back to back, for one partition; see Stage.add()."""
+        with self._book.whole():
+            for bundle in cut(frames, count, self._conversation.max_message_size):
+                await self._send(topic, partition, bundle)
+
+    async def _send(self, topic: str, partition: int, bundle: StageBundle) -> None:
+        def compose() -> tuple[UnackedBatch, Frames]:
+            self._book.collect()
+            batch = self._conversation.stage(self._book.properties(topic, partition), bundle.frames, self._answered)
+            return batch, batch.data
+
+        batch = await self._link.transmit(compose, trio.current_time() + self._patience)
+        self._book.add(batch, bundle.count)
+
+    async def finish(self) -> int:
+        """Wait until all of it is durable; return how many messages the stage holds. Raises as add()."""
+        self._link.check_process()
+        with self._book.whole():
+            while self._book.pending:
+                with trio.move_on_after(self._patience) as waiting:
+                    await self._answered.acquire()
+                if waiting.cancelled_caught:
+                    raise self._book.unanswered()
+                self._book.collect()
+        return self._book.held
+
+    def abandon(self) -> None:
+        """Send nothing any more, and nothing again."""
+        self._book.spoil(QBError("this stage was abandoned"))
+
+
+class AsyncTransaction:
+    """Messages that are published together or not at all, in an `async with` block. For one task.
+
+    `replayed` tells in the block that it was committed before: then nothing of it is sent. `receipt` tells after the
+    block what was committed. See AsyncBrokerClient.transaction().
+    """
+
+    def __init__(self, client: AsyncTransactionMethods, transaction_id: str, number: int | None) -> None:
+        self.transaction_id, self.number = transaction_id, number
+        self.replayed = False
+        self.receipt: TransactionReceipt | None = None
+        self._client, self._routes = client, client._routes
+        self._draft = TransactionDraft()
+        self._stage: AsyncStage | None = None
+        self._open = False
+
+    async def __aenter__(self) -> AsyncTransaction:
+        self._stage = await self._client.begin_transaction(self.transaction_id, self.number)
+        self.replayed, self._open = self._stage is None, True
+        return self
+
+    async def publish(
+        self,
+        topic: str,
+        data: Body,
+        partition: int | None = None,
+        key: str | None = None,
+        *,
+        timestamp_ms: int = 0,
+        **properties: str,
+    ) -> None:
+        """Add one message; see Transaction.publish()."""
+        form = PublishForm(topic, partition, key, properties, timestamp_ms or now_ms())
+        partition = self._routes.choose(topic, partition, key, await self._partitions(topic, partition))
+        await self._add(SinglePartition(form, partition), (data,))
+
+    async def publish_many(
+        self,
+        topic: str,
+        bodies: Iterable[Body] | AsyncIterable[Body],
+        partition: int | None = None,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        *,
+        keys: Iterable[str | None] | None = None,
+        timestamp_ms: int = 0,
+    ) -> int:
+        """Add the bodies in order and return how many there were; see Transaction.publish_many()."""
+        check_keys(partition, key, keys)
+        timestamp_ms = timestamp_ms or now_ms()
+        form = PublishForm(topic, partition, key, properties, timestamp_ms)
+        count = await self._partitions(topic, partition)
+        with self._all_or_nothing():
+            if partition is not None or key is not None:
+                return await self._add(SinglePartition(form, self._routes.choose(topic, partition, key, count)), bodies)
+            scatter = PartitionSpread(topic, count, self._routes, properties, timestamp_ms)
+            return await self._add(scatter, bodies if keys is None else scatter.with_keys(bodies, keys))
+
+    def _all_or_nothing(self) -> AbstractContextManager[None]:
+        """What is raised inside may leave half of something: then the transaction cannot be committed any more."""
+        return nullcontext() if self._stage is None else self._stage._book.whole()
+
+    async def _partitions(self, topic: str, partition: int | None) -> int:
+        """Return how many partitions a topic has; when nothing will be sent, as many as are needed."""
+        if not self._open:
+            raise RuntimeError("a transaction takes messages inside its block only")
+        self._client._link.check_process()
+        expected = max(partition or 0, 0) + 1
+        return expected if self._stage is None else await self._client._count_partitions(topic, expected)
+
+    async def _add(
+        self, spread: PartitionSpread | SinglePartition, bodies: Iterable[Body] | AsyncIterable[Body]
+    ) -> int:
+        """Stage what is full, keep the rest; returns how many bodies there were."""
+        stage, added, limit = self._stage, 0, self._client._conversation.max_message_size
+        async with aclosing(portions(bodies, spread.overhead, limit, spread.block_bytes)) as blocks:
+            async for block in blocks:
+                added += len(block)
+                if stage is not None:
+                    for portion in self._draft.add(spread.topic, spread.pieces(block)):
+                        await stage.add(*portion)
+        return added
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._open = False
+        if error is not None:
+            await self._give_up()
+            return
+        try:
+            await self._commit()
+        except BaseException as failure:
+            unlearn(self._routes, self._draft.topics, failure)
+            await self._give_up()
+            raise
+
+    async def _commit(self) -> None:
+        stages = []
+        if self._stage is not None:
+            for portion in self._draft.take_all():
+                await self._stage.add(*portion)
+            stages = [(self._stage.stage_id, await self._stage.finish())]
+        self.receipt = await self._client.commit_transaction(self.transaction_id, stages, self.number)
+
+    async def _give_up(self) -> None:
+        """End the stage, if the broker can be told at once; otherwise it expires. Never undoes a commit."""
+        if self._stage is None:
+            return
+        self._stage.abandon()
+        if self._client._link.up:
+            with trio.CancelScope(shield=True), suppress(QBError):
+                about = self.transaction_id, self.number, [self._stage.stage_id]
+                await self._client._abort(*about, trio.current_time() + ABORT_PATIENCE)
+
+
+class AsyncTransactionMethods:
+    """The part of AsyncBrokerClient that publishes whole transactions."""
+
+    _link: AsyncLink
+    _conversation: Conversation
+    _routes: TopicRoutes
+    _request_timeout: float
+
+    def transaction(self, transaction_id: str, number: int | None = None) -> AsyncTransaction:
+        """Return a block of messages that become visible together at its end, once, however often it is run.
+
+        `async with client.transaction("invoices-11") as tx: await tx.publish(…)`. An exception in the block,
+        cancellation included, publishes nothing. For the rest see BrokerClient.transaction().
+        """
+        return AsyncTransaction(self, transaction_id, number)
+
+    async def begin_transaction(self, transaction_id: str, number: int | None = None) -> AsyncStage | None:
+        """Open a stage for messages of a transaction; None: it is committed already. Raises BadName, BadRequest.
+
+        A transaction may have several stages, of several clients; one of them commits.
+        """
+        begun = await self._insist(self._deadline(), "begin_transaction", transaction=transaction_id, number=number)
+        if begun["committed"]:
+            return None
+        return AsyncStage(begun["stage"], self._link, self._conversation, self._request_timeout)
+
+    async def commit_transaction(
+        self, transaction_id: str, stages: Sequence[tuple[str, int]], number: int | None = None
+    ) -> TransactionReceipt:
+        """Publish these stages, each given by its id and number of messages, and only these; return when visible.
+
+        See BrokerClient.commit_transaction(). If cancelled, it may or may not be committed.
+        """
+        about = {"transaction": transaction_id, "number": number, "stages": stages_named(stages)}
+        return receipt_in(await self._insist(self._deadline(), "commit_transaction", **about))
+
+    async def abort_transaction(
+        self, transaction_id: str, number: int | None = None, stages: Sequence[str] | None = None
+    ) -> int:
+        """End these stages of a transaction, or all; returns how many were open. Never undoes a commit."""
+        return await self._abort(transaction_id, number, stages, self._deadline())
+
+    async def _abort(
+        self, transaction_id: str, number: int | None, stages: Sequence[str] | None, deadline: float
+    ) -> int:
+        named = None if stages is None else list(stages)
+        about = {"transaction": transaction_id, "number": number, "stages": named}
+        ended: int = (await self._insist(deadline, "abort_transaction", **about))["aborted"]
+        return ended
+
+    async def list_transactions(self) -> dict[str, Any]:
+        """Return the open stages, which transactions are being committed, and how many committed ones are known."""
+        listed: dict[str, Any] = await self._insist(self._deadline(), "list_transactions")
+        return listed
+
+    async def _insist(self, deadline: float, method: str, **arguments: Any) -> Any:
+        """Call a method that does no harm when it is called twice: again, if the connection is lost."""
+        lost: QBError | None = None
+        while True:
+            try:
+                return answer_of(await self._link.ask(lambda: self._conversation.request(method, arguments), deadline))
+            except (ConnectionLost, ShuttingDown) as error:
+                if not self._link.started:  # we were disconnected on purpose
+                    raise
+                lost = error
+            except BrokerUnavailable as error:
+                raise lost or error from None
+
+    async def _count_partitions(self, topic: str, expected: int = 1) -> int:
+        """Return how many partitions a topic has. Raises UnknownTopic."""
+        raise NotImplementedError
+
+    def _deadline(self, seconds: float | None = None) -> float:
+        raise NotImplementedError

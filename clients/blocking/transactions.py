@@ -1,0 +1,287 @@
+"""All that BrokerClient can do with transactions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from time import monotonic
+from types import TracebackType
+from typing import Any
+
+from qb.clients.blocking.link import BlockingLink
+from qb.clients.protocol.client_errors import BrokerUnavailable, ConnectionLost, QBError, ShuttingDown
+from qb.clients.protocol.conversation import Conversation, answer_of
+from qb.clients.protocol.partition_spread import PartitionSpread, SinglePartition, TopicRoutes, check_keys
+from qb.clients.protocol.publish_frames import Body, PublishForm, portions
+from qb.clients.protocol.staged_messages import (
+    ABORT_PATIENCE,
+    StageBundle,
+    StageLedger,
+    TransactionDraft,
+    TransactionReceipt,
+    cut,
+    receipt_in,
+    stages_named,
+    unlearn,
+)
+from qb.clients.protocol.unacked_publishes import UnackedBatch
+from qb.core.wire.clock import now_ms
+from qb.core.wire.frames import Frames
+
+
+class Stage:
+    """A place at the broker for messages that nobody sees until they are committed. For one thread.
+
+    Once a call has raised, every later one raises the same: begin a new stage then. In a child of os.fork() it is the
+    parent's, and raises UsedAfterFork.
+    """
+
+    def __init__(self, stage_id: str, link: BlockingLink, conversation: Conversation, patience: float) -> None:
+        self._link, self._conversation, self._patience = link, conversation, patience
+        self._book = StageLedger(stage_id, link.abandon)
+        self._answered = threading.Semaphore(0)
+
+    @property
+    def stage_id(self) -> str:
+        """What the broker calls it, and a commit names."""
+        return self._book.stage_id
+
+    @property
+    def messages(self) -> int:
+        """How many it was given."""
+        return self._book.messages
+
+    def add(self, topic: str, partition: int, frames: Body, count: int) -> None:
+        """Send `count` whole DATA frames, back to back, for one partition. They are copied once.
+
+        Returns before they are durable, which finish() waits for; blocks while megabytes are unanswered. What was on
+        its way when the connection was lost is sent again, and never staged twice. Raises MessageTooLarge, BadRequest,
+        BrokerUnavailable, RequestTimedOut, and for what was sent before: UnknownStage, and what else the broker says.
+        """
+        self._link.check_process()
+        with self._book.whole():
+            for bundle in cut(frames, count, self._conversation.max_message_size):
+                self._send(topic, partition, bundle)
+
+    def _send(self, topic: str, partition: int, bundle: StageBundle) -> None:
+        def compose() -> tuple[UnackedBatch, Frames]:
+            self._book.collect()
+            batch = self._conversation.stage(self._book.properties(topic, partition), bundle.frames, self._answered)
+            return batch, batch.data
+
+        self._book.add(self._link.transmit(compose, monotonic() + self._patience), bundle.count)
+
+    def finish(self) -> int:
+        """Wait until all of it is durable; return how many messages the stage holds. Raises as add()."""
+        self._link.check_process()
+        with self._book.whole():
+            while self._book.pending:
+                if not self._link.wait(self._answered, monotonic() + self._patience):
+                    raise self._book.unanswered()
+                self._book.collect()
+        return self._book.held
+
+    def abandon(self) -> None:
+        """Send nothing any more, and nothing again."""
+        self._book.spoil(QBError("this stage was abandoned"))
+
+
+class Transaction:
+    """Messages that are published together or not at all, in a `with` block. For one thread.
+
+    `replayed` tells in the block that it was committed before: then nothing of it is sent. `receipt` tells after the
+    block what was committed. See BrokerClient.transaction(). In a child of os.fork() an open one is the parent's: it
+    raises UsedAfterFork and is neither committed nor aborted.
+    """
+
+    def __init__(self, client: TransactionMethods, transaction_id: str, number: int | None) -> None:
+        self.transaction_id, self.number = transaction_id, number
+        self.replayed = False
+        self.receipt: TransactionReceipt | None = None
+        self._client, self._routes, self._link = client, client._routes, client._link
+        self._draft = TransactionDraft()
+        self._stage: Stage | None = None
+        self._open = False
+
+    def __enter__(self) -> Transaction:
+        self._link = self._client._link
+        self._stage = self._client.begin_transaction(self.transaction_id, self.number)
+        self.replayed, self._open = self._stage is None, True
+        return self
+
+    def publish(
+        self,
+        topic: str,
+        data: Body,
+        partition: int | None = None,
+        key: str | None = None,
+        *,
+        timestamp_ms: int = 0,
+        **properties: str,
+    ) -> None:
+        """Add one message; `timestamp_ms` 0 is replaced by this client's clock.
+
+        Raises UnknownTopic, UnknownPartition, MessageTooLarge, BadRequest, TypeError for the message, and what
+        Stage.add() raises.
+        """
+        form = PublishForm(topic, partition, key, properties, timestamp_ms or now_ms())
+        partition = self._routes.choose(topic, partition, key, self._partitions(topic, partition))
+        self._add(SinglePartition(form, partition), (data,))
+
+    def publish_many(
+        self,
+        topic: str,
+        bodies: Iterable[Body],
+        partition: int | None = None,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        *,
+        keys: Iterable[str | None] | None = None,
+        timestamp_ms: int = 0,
+    ) -> int:
+        """Add the bodies in order and return how many there were; for the arguments see BrokerClient.publish_many.
+
+        What is wrong with a body, or comes out of the iterable, is raised; then the transaction cannot be committed.
+        """
+        check_keys(partition, key, keys)
+        timestamp_ms = timestamp_ms or now_ms()
+        form = PublishForm(topic, partition, key, properties, timestamp_ms)
+        count = self._partitions(topic, partition)
+        with self._all_or_nothing():
+            if partition is not None or key is not None:
+                return self._add(SinglePartition(form, self._routes.choose(topic, partition, key, count)), bodies)
+            scatter = PartitionSpread(topic, count, self._routes, properties, timestamp_ms)
+            return self._add(scatter, bodies if keys is None else scatter.with_keys(bodies, keys))
+
+    def _all_or_nothing(self) -> AbstractContextManager[None]:
+        """What is raised inside may leave half of something: then the transaction cannot be committed any more."""
+        return nullcontext() if self._stage is None else self._stage._book.whole()
+
+    def _partitions(self, topic: str, partition: int | None) -> int:
+        """Return how many partitions a topic has; when nothing will be sent, as many as are needed."""
+        if not self._open:
+            raise RuntimeError("a transaction takes messages inside its block only")
+        self._link.check_process()
+        expected = max(partition or 0, 0) + 1
+        return expected if self._stage is None else self._client._count_partitions(topic, expected)
+
+    def _add(self, spread: PartitionSpread | SinglePartition, bodies: Iterable[Body]) -> int:
+        """Stage what is full, keep the rest; returns how many bodies there were."""
+        stage, added, limit = self._stage, 0, self._client._conversation.max_message_size
+        for block in portions(bodies, spread.overhead, limit, spread.block_bytes):
+            added += len(block)
+            if stage is not None:
+                for portion in self._draft.add(spread.topic, spread.pieces(block)):
+                    stage.add(*portion)
+        return added
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._open = False
+        if error is not None:
+            self._give_up()
+            return
+        try:
+            self._commit()
+        except BaseException as failure:
+            unlearn(self._routes, self._draft.topics, failure)
+            self._give_up()
+            raise
+
+    def _commit(self) -> None:
+        self._link.check_process()
+        stages = []
+        if self._stage is not None:
+            for portion in self._draft.take_all():
+                self._stage.add(*portion)
+            stages = [(self._stage.stage_id, self._stage.finish())]
+        self.receipt = self._client.commit_transaction(self.transaction_id, stages, self.number)
+
+    def _give_up(self) -> None:
+        """End the stage, if the broker can be told at once; otherwise it expires. Never undoes a commit."""
+        if self._stage is None:
+            return
+        self._stage.abandon()
+        if self._link.up:  # never in a child of fork()
+            with suppress(QBError):
+                about = self.transaction_id, self.number, [self._stage.stage_id]
+                self._client._abort(*about, monotonic() + ABORT_PATIENCE)
+
+
+class TransactionMethods:
+    """The part of BrokerClient that publishes whole transactions."""
+
+    _link: BlockingLink
+    _conversation: Conversation
+    _routes: TopicRoutes
+    _request_timeout: float
+
+    def transaction(self, transaction_id: str, number: int | None = None) -> Transaction:
+        """Return a block of messages that become visible together at its end, once, however often it is run.
+
+        `with client.transaction("invoices-11") as tx: tx.publish(…)`. An exception in the block publishes nothing. The
+        end of the block raises UnknownStage, UnknownTopic, DiskFull, … if the commit is refused, and RequestTimedOut or
+        ConnectionLost if its outcome is not known: then run the block again. With numbers, every number up to the last
+        committed one of the same id counts as committed.
+        """
+        return Transaction(self, transaction_id, number)
+
+    def begin_transaction(self, transaction_id: str, number: int | None = None) -> Stage | None:
+        """Open a stage for messages of a transaction; None: it is committed already. Raises BadName, BadRequest.
+
+        A transaction may have several stages, of several clients; one of them commits.
+        """
+        deadline = monotonic() + self._request_timeout
+        begun = self._insist(deadline, "begin_transaction", transaction=transaction_id, number=number)
+        if begun["committed"]:
+            return None
+        return Stage(begun["stage"], self._link, self._conversation, self._request_timeout)
+
+    def commit_transaction(
+        self, transaction_id: str, stages: Sequence[tuple[str, int]], number: int | None = None
+    ) -> TransactionReceipt:
+        """Publish these stages, each given by its id and number of messages, and only these; return when visible.
+
+        Asks again by itself when the connection is lost: the second time is answered as the first, with `replayed`.
+        Raises UnknownStage, UnknownTopic, UnknownPartition, DiskFull, LogPoisoned, LogDamaged if nothing was published;
+        RequestTimedOut, ConnectionLost, TransactionUnfinished if it may be, or will be: ask again.
+        """
+        deadline, named = monotonic() + self._request_timeout, stages_named(stages)
+        about = {"transaction": transaction_id, "number": number, "stages": named}
+        return receipt_in(self._insist(deadline, "commit_transaction", **about))
+
+    def abort_transaction(
+        self, transaction_id: str, number: int | None = None, stages: Sequence[str] | None = None
+    ) -> int:
+        """End these stages of a transaction, or all; returns how many were open. Never undoes a commit."""
+        return self._abort(transaction_id, number, stages, monotonic() + self._request_timeout)
+
+    def _abort(self, transaction_id: str, number: int | None, stages: Sequence[str] | None, deadline: float) -> int:
+        named = None if stages is None else list(stages)
+        about = {"transaction": transaction_id, "number": number, "stages": named}
+        ended: int = self._insist(deadline, "abort_transaction", **about)["aborted"]
+        return ended
+
+    def list_transactions(self) -> dict[str, Any]:
+        """Return the open stages, which transactions are being committed, and how many committed ones are known."""
+        listed: dict[str, Any] = self._insist(monotonic() + self._request_timeout, "list_transactions")
+        return listed
+
+    def _insist(self, deadline: float, method: str, **arguments: Any) -> Any:
+        """Call a method that does no harm when it is called twice: again, if the connection is lost."""
+        lost: QBError | None = None
+        while True:
+            try:
+                return answer_of(self._link.ask(lambda: self._conversation.request(method, arguments), deadline))
+            except (ConnectionLost, ShuttingDown) as error:
+                if not self._link.started:  # we were disconnected on purpose
+                    raise
+                lost = error
+            except BrokerUnavailable as error:
+                raise lost or error from None
+
+    def _count_partitions(self, topic: str, expected: int = 1) -> int:
+        """Return how many partitions a topic has. Raises UnknownTopic."""
+        raise NotImplementedError

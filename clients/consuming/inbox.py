@@ -1,0 +1,343 @@
+"""One stay in a subscription: messages in, what to tell the broker out.
+
+A worker takes a portion, handles it, and reports; words for the broker gather here until somebody sends them. What it
+has to say and when is the rule for clients in docs/SUBSCRIPTIONS.md. Not safe to share between threads without a lock,
+but for Portion.done: one worker counts it up, anybody may read it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from qb.clients.consuming.key_sequencer import KeySequencer
+from qb.clients.protocol.message import DeliveredFrames, Message
+from qb.core.wire.offset_runs import runs_of
+
+FLUSH = 2500  # unsent acks that are always worth a frame; also the most that a worker takes at once
+MAX_REASON = 500  # the broker keeps no more of a reason
+
+
+class JoinTerms(NamedTuple):
+    """What the broker has agreed to when we joined."""
+
+    window: int
+    ack_deadline: float
+    keyed: bool  # is the mode key_shared?
+
+
+class HandlingOptions(NamedTuple):
+    """How this client handles messages."""
+
+    concurrency: int = 1
+    manual: bool = False  # does the handler ack, or does its return?
+    batches: bool = False  # is the handler given lists?
+
+
+class MessageBatch:
+    """Messages that one worker has in hand, all of one delivery."""
+
+    __slots__ = ("done", "inbox", "messages", "told")
+
+    def __init__(self, inbox: Inbox, messages: list[Message]) -> None:
+        self.inbox, self.messages = inbox, messages
+        self.done = 0  # how many of them are handled
+        self.told = 0  # how many of them the broker has been told of, or will be with the next words
+
+
+class Inbox:
+    """The messages that the broker has leased to us on one connection. Their number is bounded by the window."""
+
+    def __init__(self, terms: JoinTerms, manner: HandlingOptions) -> None:
+        self.terms, self._manner = terms, manner
+        self.goes_on = True  # may handlers start?
+        self._closed = False  # is the stay over, so that nothing is told any more?
+        self.urgent = False  # are there words that must go out before the next handler starts?
+        self.held = 0  # messages delivered and not yet settled
+        self.unsent = 0  # settled messages of which the broker does not know
+        self._enough = min(FLUSH, max(1, terms.window // 2))  # unsent ones that make words worth sending
+        one_by_one = not manner.batches and (manner.manual or manner.concurrency > 1)
+        self._most = 1 if one_by_one else self._enough
+        self._lanes = KeySequencer(manner.manual or manner.concurrency > 1) if terms.keyed else None
+        self._deliveries: deque[DeliveredFrames] = deque()
+        self._running = 0  # portions whose handlers have not returned
+        self._suspect: MessageBatch | None = None  # the one of these that may kill the process: it runs alone
+        self._sent_away = 0  # workers that got nothing because of that
+        self._in_hand: dict[tuple[int, int], MessageBatch] = {}  # by its first message; by each, if settled by hand
+        self._open = False  # have we named all of these to the broker?
+        self._extend_at: float | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self.urgent, self.unsent = False, 0
+        self._acked: dict[int, list[int]] = {}  # offsets by partition
+        self._nacks: list[tuple[int, int, float | None, str]] = []
+        self._extensions: list[tuple[int, int, int, int, float]] = []
+        self._extend_all = False
+        self._started: list[tuple[int, int]] = []
+
+    def stop(self) -> None:
+        """Take no more messages. What is done is still told."""
+        self.goes_on = False
+
+    def close(self) -> None:
+        """The stay is over: nothing is taken or told any more."""
+        self.goes_on, self._closed = False, True
+
+    # Messages in
+
+    def deliver(self, delivery: DeliveredFrames) -> None:
+        """Take in what the broker has pushed."""
+        if not self._closed:
+            self._deliveries.append(delivery)
+            self.held += delivery.count
+
+    def take(self) -> MessageBatch | None:
+        """Return what to handle next, or None. Send the words first if `urgent`."""
+        messages = self._next() if self.goes_on and self._suspect is None else []
+        if not messages:
+            self._sent_away += self.goes_on and self._has_more
+            return None
+        portion = MessageBatch(self, messages)
+        self._running += 1
+        if messages[0].source.suspects:
+            self._suspect = portion
+        for message in messages if self._manner.manual else messages[:1]:
+            self._in_hand[_place(message)] = portion
+        self._name(portion)
+        return portion
+
+    @property
+    def _has_more(self) -> bool:
+        return bool(self._deliveries or self.freed)
+
+    @property
+    def _waits_for_quiet(self) -> bool:
+        """Is what comes next to be handled alone?"""
+        if self._lanes and self._lanes.freed:
+            return self._lanes.freed[0].source.suspects
+        return bool(self._deliveries) and self._deliveries[0].suspects
+
+    def _next(self) -> list[Message]:
+        if self._waits_for_quiet and self._running:
+            return []
+        if self._lanes and self._lanes.freed:
+            return [self._lanes.freed.popleft()]
+        while self._deliveries:
+            delivery = self._deliveries[0]
+            if delivery.suspects and self._running:
+                return []
+            found = delivery.read(self._most if delivery.attempt == 1 else 1)
+            if delivery.exhausted:
+                self._deliveries.popleft()
+            if self._lanes and found:
+                found, dropped = self._lanes.admit(found)
+                self.held -= dropped
+            if found:
+                return found
+        return []
+
+    def _name(self, portion: MessageBatch) -> None:
+        """Handle a redelivered message in the open, and with it everything that is in hand at the same time.
+
+        Whoever is named stays so until it is settled. So what is taken beside it is named too, and that goes on until
+        nothing is in hand: otherwise the one that is named would be charged with the deaths of those that are not.
+        """
+        if self._open:
+            self._start([portion])
+        elif portion.messages[0].attempt > 1:
+            self._open = True
+            self._start(self._in_hand.values())
+
+    def _start(self, portions: Iterable[MessageBatch]) -> None:
+        self.urgent = True
+        named = {_place(message): None for portion in portions for message in portion.messages}
+        self._started += named
+
+    # What became of them
+
+    def returned(self, portion: MessageBatch) -> None:
+        """The handler has returned for all that is `done`; the rest of the portion is given up."""
+        self._finished(portion)
+        if not self._manner.manual:
+            self._tell_done(portion)
+            self._put_down(portion)
+
+    def _finished(self, portion: MessageBatch) -> None:
+        self._running -= 1
+        if portion is self._suspect:
+            self._suspect = None
+
+    def call_back(self) -> int:
+        """Return how many workers that were sent away could get something now, and count them as called."""
+        if self._suspect is not None or self._waits_for_quiet:
+            return 0
+        hands, self._sent_away = self._sent_away, 0
+        return hands if self._has_more else 0
+
+    def raised(self, portion: MessageBatch, reason: str) -> bool:
+        """The handler has raised, for the message after those that are `done`, or for its batch.
+
+        Returns whether there is more in the portion to handle.
+        """
+        self._tell_done(portion)
+        end = len(portion.messages) if self._manner.batches else portion.done + 1
+        for message in portion.messages[portion.done : end]:
+            self._fail(message, None, reason)
+        if self._manner.manual:
+            self._finished(portion)
+            return False
+        failed = portion.messages[portion.done]
+        portion.done = portion.told = end
+        self._drop_followers(portion, failed)
+        if end < len(portion.messages):
+            return True
+        self._finished(portion)
+        self._put_down(portion)
+        return False
+
+    def ack(self, message: Message) -> None:
+        """A message that was acked by hand. Ignored if it is not in hand."""
+        if self._is_in_hand(message):
+            self._pick(message)
+            self._ack([message])
+
+    def nack(self, message: Message, delay: float | None, reason: str) -> None:
+        """A message that was nacked by hand. Ignored if it is not in hand."""
+        self._fail(message, delay, reason)
+
+    def extend(self, message: Message, seconds: float) -> None:
+        """Hold a message longer. Ignored if it is not in hand."""
+        if self._is_in_hand(message):
+            self._extensions.append((*_place(message), 1, 1, seconds))
+            self.urgent = True
+
+    def _tell_done(self, portion: MessageBatch) -> None:
+        """Note the acks of what is done in a portion and was not told yet."""
+        done = portion.done  # it may move on while we look
+        if portion.told < done:
+            self._ack(portion.messages[portion.told : done])
+            portion.told = done
+
+    def _ack(self, messages: list[Message]) -> None:
+        if not self._closed:
+            self._acked.setdefault(messages[0].partition, []).extend([message.offset for message in messages])
+            self.unsent += len(messages)
+            self.held -= len(messages)
+
+    def _fail(self, message: Message, delay: float | None, reason: str) -> None:
+        if self._manner.manual and not self._is_in_hand(message):
+            return  # it was settled before
+        self._nacks.append((*_place(message), delay, _sendable(reason)))
+        self.unsent += 1
+        self.held -= 1
+        if self._lanes:
+            self.held -= self._lanes.failed(message)
+        if self._manner.manual:
+            self._pick(message)
+
+    def _is_in_hand(self, message: Message) -> bool:
+        portion = self._in_hand.get(_place(message))
+        return portion is not None and portion.messages[0].came_with(message) and not self._closed
+
+    def _pick(self, message: Message) -> None:
+        """Take one message out of hand that was settled by hand."""
+        del self._in_hand[_place(message)]
+        self._let_go()
+        if self._lanes:
+            self._lanes.released([message])
+
+    def _put_down(self, portion: MessageBatch) -> None:
+        first = _place(portion.messages[0])
+        if self._in_hand.get(first) is portion:
+            del self._in_hand[first]
+        self._let_go()
+        if self._lanes:
+            self._lanes.released(portion.messages)
+
+    def _let_go(self) -> None:
+        """What was named must be settled before the next handler starts."""
+        self.urgent = self.urgent or self._open
+        self._open = self._open and bool(self._in_hand)
+
+    def _drop_followers(self, portion: MessageBatch, failed: Message) -> None:
+        lanes, done = self._lanes, portion.done
+        if lanes:
+            rest = portion.messages[done:]
+            portion.messages[done:] = kept = [each for each in rest if not lanes.is_follower(each, failed)]
+            self.held -= len(rest) - len(kept)
+
+    @property
+    def freed(self) -> int:
+        """How many messages can be taken that could not be before, because their key was in hand."""
+        return len(self._lanes.freed) if self._lanes else 0
+
+    # What to tell the broker
+
+    @property
+    def has_words(self) -> bool:
+        """Is there anything to tell the broker?"""
+        return bool(self.unsent or self._started or self._extensions or self._extend_all)
+
+    @property
+    def full(self) -> bool:
+        """Should what is unsent go out now, so that the broker can send more?"""
+        return self.unsent >= self._enough
+
+    def tick(self, now: float) -> bool:
+        """Called every now and then: look what is done, renew leases; returns whether there are words to send."""
+        self._gather()
+        if not self.held:
+            self._extend_at = None
+        elif self._extend_at is None:
+            self._extend_at = now + self.terms.ack_deadline / 3
+        elif now >= self._extend_at:
+            self._extend_at = now + self.terms.ack_deadline / 3
+            self._extend_all = True
+        return self.has_words and not self._closed
+
+    def words(self) -> bytes:
+        """Return the body of a SETTLE with all that is to be told, and forget it; told() follows if it was sent."""
+        self._gather()
+        if self._closed or not self.has_words:
+            return b""
+        runs = [(partition, run) for partition, offsets in self._acked.items() for run in _runs(offsets)]
+        parts: dict[str, Any] = {
+            "acks": [(partition, run.start, len(run), run.step) for partition, run in runs],
+            "nacks": self._nacks,
+            "extend": self._extensions,
+            "extend_all": self.terms.ack_deadline if self._extend_all else None,
+            "started": self._started,
+        }
+        self._clear()
+        return json.dumps({name: part for name, part in parts.items() if part}, separators=(",", ":")).encode()
+
+    def _gather(self) -> None:
+        """Note what is done in the portions in hand."""
+        if not self._manner.manual:
+            for portion in self._in_hand.values():
+                self._tell_done(portion)
+
+    def told(self, number: int) -> None:
+        """The words went out as SETTLE number so-and-so."""
+        if self._lanes:
+            self._lanes.told(number)
+
+
+def _place(message: Message) -> tuple[int, int]:
+    return message.partition, message.offset
+
+
+def _runs(offsets: list[int]) -> list[range]:
+    first, last, count = offsets[0], offsets[-1], len(offsets)
+    step = (last - first) // (count - 1) if count > 1 else 1
+    if step > 0 and offsets == list(range(first, last + 1, step)):  # nearly always, and fast
+        return [range(first, last + 1, step)]
+    return list(runs_of(sorted(set(offsets))))
+
+
+def _sendable(reason: str) -> str:
+    """Return a reason that any JSON reader accepts."""
+    return reason[:MAX_REASON].encode(errors="replace").decode()

@@ -1,0 +1,222 @@
+"""The bodies of one publish_many spread over the partitions of a topic, in long runs for each.
+
+The broker would do the same one message at a time; runs that name their partition are what makes it fast. Both
+follow one rule: `crc32(key) % partitions` with a key, the next in turn without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, overload
+from zlib import crc32
+
+from qb.clients.protocol.client_errors import PublishFailed, UnknownPartition, UnknownTopic, refusal
+from qb.clients.protocol.publish_frames import PORTION, Body, MixedPublishForm, PublishForm
+from qb.clients.protocol.publish_tally import PublishTally
+from qb.clients.protocol.receipts import Offsets
+from qb.core.wire.errors import Code
+from qb.core.wire.errors import UnknownPartition as Refusal
+
+RUN = 1024 * 1024  # bytes of frames for one partition: each run costs the broker an fsync of that partition's log
+BLOCK = 16 * 1024 * 1024  # bytes that are gathered at most before they are sent, however many partitions there are
+KEYS_REMEMBERED = 50_000
+PARTITIONS_KNOWN_FOR = 60.0  # seconds until a topic is asked again how many partitions it has
+
+
+class TopicRoutes:
+    """What a client knows of its topics: how many partitions each has, and whose turn it is."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, float]] = {}  # partitions, and when that was learnt
+        self._turns: dict[str, int] = {}
+
+    def partitions(self, topic: str, now: float) -> int | None:
+        """Return how many there are, or None: ask the broker."""
+        count, learnt = self._known.get(topic, (None, 0.0))
+        return count if now - learnt < PARTITIONS_KNOWN_FOR else None
+
+    def learn(self, topic: str, count: int, now: float) -> None:
+        """Note what the broker says."""
+        self._known[topic] = count, now
+
+    def forget(self, topic: str) -> None:
+        """What was learnt about this topic was wrong."""
+        self._known.pop(topic, None)
+
+    def choose(self, topic: str, partition: int | None, key: str | None, partitions: int) -> int:
+        """Return where one message goes. Raises UnknownPartition."""
+        if partition is not None:
+            if not 0 <= partition < partitions:
+                raise refusal(Code.UNKNOWN_PARTITION, str(Refusal(topic, partition, partitions)))
+            return partition
+        if key is not None:
+            return partition_of(key, partitions)
+        turn = self.turn(topic) % partitions
+        self.pass_turn(topic, turn + 1)
+        return turn
+
+    def turn(self, topic: str) -> int:
+        """Return whose turn it is; messages without a key begin there."""
+        return self._turns.get(topic, 0)
+
+    def pass_turn(self, topic: str, turn: int) -> None:
+        """The next message without a key goes there."""
+        self._turns[topic] = turn
+
+    def checked(self, topic: str, tally: PublishTally) -> Offsets:
+        """Return the offsets of what was published. Raises as Tally.offsets(), and forgets what was wrong."""
+        try:
+            return tally.offsets()
+        except PublishFailed as error:
+            if isinstance(error.__cause__, UnknownPartition | UnknownTopic):
+                self.forget(topic)
+            raise
+
+
+class SpreadPiece(NamedTuple):
+    """Bodies for one partition, and which of all bodies they are."""
+
+    partition: int
+    indexes: Sequence[int]
+    form: PublishForm
+    bodies: Sequence[bytes]
+
+
+class PartitionSpread:
+    """How one publish_many spreads its bodies."""
+
+    def __init__(
+        self, topic: str, partitions: int, routes: TopicRoutes, properties: Mapping[str, str] | None, timestamp_ms: int
+    ) -> None:
+        self.topic, self._partitions, self._routes = topic, partitions, routes
+        self._properties, self._timestamp_ms = properties, timestamp_ms
+        self._forms = [self._form(partition, None) for partition in range(partitions)]
+        self._of_keys: dict[str, tuple[int, PublishForm]] = {}
+        self._keys: list[str | None] | None = None  # of the bodies that are being gathered
+        self._turn = routes.turn(topic) % partitions
+        self.next_index = 0  # of the first body that is not sent yet
+        self.overhead = self._forms[0].overhead
+        self.block_bytes = min(max(PORTION, partitions * RUN), BLOCK)
+
+    @overload
+    def with_keys(self, bodies: Iterable[Body], keys: Iterable[str | None]) -> Iterable[Body]: ...
+    @overload
+    def with_keys(
+        self, bodies: Iterable[Body] | AsyncIterable[Body], keys: Iterable[str | None]
+    ) -> Iterable[Body] | AsyncIterable[Body]: ...
+    def with_keys(
+        self, bodies: Iterable[Body] | AsyncIterable[Body], keys: Iterable[str | None]
+    ) -> Iterable[Body] | AsyncIterable[Body]:
+        """Return the bodies; the key of each is kept when it is taken. Too few keys are a ValueError then."""
+        self._keys = []
+        if isinstance(bodies, AsyncIterable):
+            return _Watched(bodies, partial(self._keep, iter(keys)))
+        return self._each_with_key(bodies, iter(keys))
+
+    def _each_with_key(self, bodies: Iterable[Body], keys: Iterator[str | None]) -> Iterator[Body]:
+        for body in bodies:
+            self._keep(keys)
+            yield body
+
+    def _keep(self, keys: Iterator[str | None]) -> None:
+        assert self._keys is not None
+        for key in keys:
+            self._keys.append(key)
+            return
+        raise ValueError("there are fewer keys than bodies")
+
+    def pieces(self, block: Sequence[bytes]) -> Iterator[SpreadPiece]:
+        """Yield what to send for the next bodies, those with the lowest index first."""
+        start = self.next_index
+        for piece in self._without_keys(block, start) if self._keys is None else self._by_key(block, start):
+            self.next_index = piece.indexes[0]
+            yield piece
+        self.next_index = start + len(block)
+        self._routes.pass_turn(self.topic, self._turn)
+
+    def _without_keys(self, block: Sequence[bytes], start: int) -> Iterator[SpreadPiece]:
+        count, turn = self._partitions, self._turn
+        self._turn = (turn + len(block)) % count
+        for first in range(min(count, len(block))):
+            indexes = range(start + first, start + len(block), count)
+            partition = (turn + first) % count
+            yield SpreadPiece(partition, indexes, self._forms[partition], block[first::count])
+
+    def _by_key(self, block: Sequence[bytes], start: int) -> list[SpreadPiece]:
+        keys, self._keys = self._keys or [], []
+        found: dict[int, tuple[list[int], list[PublishForm], list[bytes]]] = {}
+        for index, (key, body) in enumerate(zip(keys, block, strict=False), start):
+            partition, form = self._of_keys.get(key) or self._learn(key) if key is not None else self._next_in_turn()
+            if partition not in found:
+                found[partition] = [], [], []
+            indexes, forms, bodies = found[partition]
+            indexes.append(index)
+            forms.append(form)
+            bodies.append(body)
+        pieces = [
+            SpreadPiece(partition, indexes[some], MixedPublishForm(forms[some]), bodies[some])
+            for partition, (indexes, forms, bodies) in found.items()
+            for some in _cuts(forms, bodies)
+        ]
+        return sorted(pieces, key=lambda piece: piece.indexes[0])
+
+    def _learn(self, key: str) -> tuple[int, PublishForm]:
+        if len(self._of_keys) >= KEYS_REMEMBERED:
+            self._of_keys.clear()
+        partition = partition_of(key, self._partitions)
+        self._of_keys[key] = route = partition, self._form(partition, key)
+        return route
+
+    def _next_in_turn(self) -> tuple[int, PublishForm]:
+        partition, self._turn = self._turn, (self._turn + 1) % self._partitions
+        return partition, self._forms[partition]
+
+    def _form(self, partition: int, key: str | None) -> PublishForm:
+        return PublishForm(self.topic, partition, key, self._properties, self._timestamp_ms)
+
+
+def _cuts(forms: Sequence[PublishForm], bodies: Sequence[bytes]) -> Iterator[slice]:
+    """Yield how to cut what goes to one partition into pieces of about RUN bytes: all may have the same key."""
+    size = sum([form.overhead for form in forms]) + sum(map(len, bodies))
+    count = len(bodies) * RUN // max(size, RUN) + 1
+    for first in range(0, len(bodies), count):
+        yield slice(first, first + count)
+
+
+class _Watched:
+    """An asynchronous iterator that calls `taken` for each item. Not a generator: those have to be closed."""
+
+    def __init__(self, items: AsyncIterable[Body], taken: Callable[[], None]) -> None:
+        self._items, self._taken = aiter(items), taken
+
+    def __aiter__(self) -> _Watched:
+        return self
+
+    async def __anext__(self) -> Body:
+        item = await anext(self._items)
+        self._taken()
+        return item
+
+
+class SinglePartition:
+    """How one publish_many sends all its bodies to one partition."""
+
+    def __init__(self, form: PublishForm, partition: int) -> None:
+        self._form, self._partition = form, partition
+        self.topic, self.overhead, self.block_bytes = form.topic, form.overhead, RUN
+
+    def pieces(self, block: Sequence[bytes]) -> Iterator[SpreadPiece]:
+        """Yield what to send for the next bodies."""
+        yield SpreadPiece(self._partition, range(len(block)), self._form, block)
+
+
+def partition_of(key: str, partitions: int) -> int:
+    """Return the partition to which a key belongs."""
+    return crc32(key.encode()) % partitions
+
+
+def check_keys(partition: int | None, key: str | None, keys: object) -> None:
+    """Raise ValueError for what contradicts itself."""
+    if keys is not None and not (partition is None and key is None):
+        raise ValueError("give either keys, or a key or partition for all bodies")

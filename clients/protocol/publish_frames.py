@@ -1,0 +1,235 @@
+"""The frames of messages, built fast, and the checks that need no broker."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+from qb.clients.protocol.client_errors import MessageTooLarge, refusal
+from qb.core.wire.errors import BadRequest, Code
+from qb.core.wire.frames import MAX_PROPERTIES, OVERHEAD, RESERVED, Frames, MessageType, encode_properties
+from qb.core.wire.uniform_frames import LEAST, numbers_left, table
+
+Body = bytes | bytearray | memoryview
+
+PORTION = 256 * 1024  # bytes of frames that publish_many sends at once: few system calls, little to copy
+
+
+class PublishForm:
+    """All that a row of publishes has in common: everything but numbers and bodies.
+
+    Raises BadRequest, MessageTooLarge, TypeError for what the format cannot carry.
+    """
+
+    __slots__ = ("_pack", "_properties", "_timestamp_ms", "overhead", "topic")
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int | None = None,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        timestamp_ms: int = 0,
+    ) -> None:
+        self.topic = topic
+        self._properties = _encoded(topic, partition, key, properties)
+        self._timestamp_ms = _checked_timestamp(timestamp_ms)
+        self._pack = _packer(len(self._properties))
+        self.overhead = OVERHEAD + len(self._properties)
+
+    def frames(self, first_number: int, bodies: Sequence[bytes], type: int = MessageType.PUBLISH) -> Frames:
+        """Return one frame for each body, numbered from `first_number` on."""
+        pack, type, overhead, timestamp = self._pack, int(type), self.overhead, self._timestamp_ms
+        properties, length = self._properties, len(self._properties)
+        if len(bodies) == 1:
+            size = len(bodies[0])
+            return pack(overhead + size, type, first_number, timestamp, length, properties, size) + bodies[0]
+        if LEAST <= len(bodies) <= numbers_left(first_number):
+            size = len(bodies[0])
+            if list(map(len, bodies)).count(size) == len(bodies):
+                return table(pack(overhead + size, type, first_number, timestamp, length, properties, size), bodies)
+        parts: list[bytes] = []
+        add = parts.append
+        for number, body in enumerate(bodies, first_number):
+            size = len(body)
+            add(pack(overhead + size, type, number, timestamp, length, properties, size))
+            add(body)
+        return b"".join(parts)
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _plain_form(topic: str, partition: int | None) -> PublishForm:
+    return PublishForm(topic, partition)
+
+
+def form_of(
+    topic: str, partition: int | None, key: str | None, properties: Mapping[str, str], timestamp_ms: int
+) -> PublishForm:
+    """Return the form of one publish: if it has nothing of its own, the one of the last like it. Raises as Form()."""
+    if key is None and not properties and type(timestamp_ms) is int and timestamp_ms == 0:
+        try:
+            return _plain_form(topic, partition)
+        except TypeError:
+            pass  # not of a type that can be looked up: Form() says what is wrong with it
+    return PublishForm(topic, partition, key, properties, timestamp_ms)
+
+
+class MixedPublishForm(PublishForm):
+    """A row of publishes that each have a form of their own."""
+
+    __slots__ = ("_forms",)
+
+    def __init__(self, forms: Sequence[PublishForm]) -> None:
+        self._forms = forms
+
+    def frames(self, first_number: int, bodies: Sequence[bytes], type: int = MessageType.PUBLISH) -> Frames:
+        """Return one frame for each body, numbered from `first_number` on."""
+        type, parts = int(type), list[bytes]()
+        add = parts.append
+        for number, (form, body) in enumerate(zip(self._forms, bodies, strict=True), first_number):
+            size, properties = len(body), form._properties
+            head = (form.overhead + size, type, number, form._timestamp_ms, len(properties), properties, size)
+            add(form._pack(*head))
+            add(body)
+        return b"".join(parts)
+
+
+@lru_cache(maxsize=1024)
+def _packer(length: int) -> Callable[..., bytes]:
+    """Return what packs a frame's head, properties of `length` bytes and body length in one call."""
+    return struct.Struct(f">IIQQI{length}sI").pack
+
+
+def _encoded(topic: str, partition: int | None, key: str | None, properties: Mapping[str, str] | None) -> bytes:
+    """Return the properties of a PUBLISH, with `topic` first as the broker expects it."""
+    _check_text("topic", topic)
+    if not topic:
+        raise refusal(Code.BAD_REQUEST, "a publish needs a topic")
+    named = {"topic": topic}
+    if partition is not None:
+        if not isinstance(partition, int) or isinstance(partition, bool):
+            raise TypeError(f"partition must be an int, not {type(partition).__name__}")
+        named["partition"] = str(partition)
+    if key is not None:
+        _check_text("key", key)
+        named["key"] = key
+    for name, value in (properties or {}).items():
+        _check_property(name, value)
+        named[name] = value
+    return _encode(named)
+
+
+def _encode(properties: Mapping[str, str]) -> bytes:
+    try:
+        encoded = encode_properties(properties)
+    except BadRequest as error:
+        raise refusal(Code.BAD_REQUEST, str(error)) from None
+    if len(encoded) > MAX_PROPERTIES:
+        raise refusal(Code.MESSAGE_TOO_LARGE, f"properties of {len(encoded)} bytes are over the limit of 64 KiB")
+    return encoded
+
+
+def _check_property(name: str, value: str) -> None:
+    if name in RESERVED:
+        raise refusal(Code.BAD_REQUEST, f"property name {name!r} is reserved: the broker gives it a meaning of its own")
+    _check_text("a property name", name)
+    _check_text(f"property {name!r}", value)
+
+
+def _check_text(what: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a str, not {type(value).__name__}")
+
+
+def _checked_timestamp(timestamp_ms: int) -> int:
+    if not isinstance(timestamp_ms, int):
+        raise TypeError(f"timestamp_ms must be an int, not {type(timestamp_ms).__name__}")
+    if not 0 <= timestamp_ms < 2**64:
+        raise refusal(Code.BAD_REQUEST, f"timestamp_ms {timestamp_ms} is not from 0 to 2^64 - 1")
+    return timestamp_ms
+
+
+def as_bytes(body: Body) -> bytes:
+    """Return the body as bytes that nobody can change any more. Raises TypeError for what is not bytes-like."""
+    if isinstance(body, bytes):
+        return body
+    if isinstance(body, str):
+        raise TypeError("a message is bytes, not str: use publish_text(), or encode the text first")
+    if not isinstance(body, bytearray | memoryview):
+        raise TypeError(f"a message is bytes, bytearray or memoryview, not {type(body).__name__}")
+    return bytes(body)
+
+
+def check_size(body: bytes, limit: int) -> None:
+    """Raise MessageTooLarge if the broker would refuse so long a body (and perhaps the connection with it)."""
+    if len(body) > limit:
+        raise MessageTooLarge(
+            Code.MESSAGE_TOO_LARGE, f"a body of {len(body)} bytes is over this broker's limit of {limit}"
+        )
+
+
+class BodyBatcher:
+    """Gathers bodies, one after another, into portions worth a system call."""
+
+    __slots__ = ("_bodies", "_enough", "_limit", "_overhead", "_size")
+
+    def __init__(self, overhead: int, limit: int, enough: int = PORTION) -> None:
+        """`overhead` is what a frame adds to its body; `limit` is the longest body that the broker takes."""
+        self._overhead, self._limit, self._enough = overhead, limit, enough
+        self._bodies: list[bytes] = []
+        self._size = 0
+
+    def add(self, body: Body) -> bool:
+        """Take a body; True if the portion is full. Raises TypeError, MessageTooLarge."""
+        if type(body) is not bytes:
+            body = as_bytes(body)
+        length = len(body)
+        if length > self._limit:
+            check_size(body, self._limit)
+        self._bodies.append(body)
+        self._size += self._overhead + length
+        return self._size >= self._enough
+
+    def take(self) -> list[bytes]:
+        """Return what was gathered and start anew."""
+        bodies, self._bodies, self._size = self._bodies, [], 0
+        return bodies
+
+
+def portions(bodies: Iterable[Body], overhead: int, limit: int, enough: int = PORTION) -> Iterator[list[bytes]]:
+    """Yield the bodies in portions. Whatever goes wrong is raised after all bodies before it have been yielded."""
+    if isinstance(bodies, list):
+        done = 0
+        for portion in _slices(bodies, overhead, limit, enough):
+            yield portion
+            done += len(portion)
+        bodies = islice(bodies, done, None)
+    portioner = BodyBatcher(overhead, limit, enough)
+    failure: Exception | None = None
+    try:
+        for body in bodies:
+            if portioner.add(body):
+                yield portioner.take()
+    except Exception as error:
+        failure = error
+    if rest := portioner.take():
+        yield rest
+    if failure is not None:
+        raise failure
+
+
+def _slices(bodies: list[Any], overhead: int, limit: int, enough: int) -> Iterator[list[bytes]]:
+    """Yield portions of a list without a look at each body, while those are bytes and about as long as each other."""
+    at = 0
+    while at < len(bodies) and isinstance(bodies[at], bytes):
+        portion = bodies[at : at + enough // (overhead + len(bodies[at])) + 1]
+        if set(map(type, portion)) != {bytes}:
+            return
+        sizes = list(map(len, portion))
+        if max(sizes) > limit or sum(sizes) > 2 * enough:
+            return
+        yield portion
+        at += len(portion)

@@ -1,0 +1,1 @@
+"""What every door calls: topics, appending, fetching, idempotent producers."""

@@ -1,0 +1,18 @@
+"""What the broker counts beside its logs and subscriptions, which count for themselves.
+
+Plain numbers, changed where the thing happens; qb.doors.http.prometheus reads them when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+
+class BrokerMetrics:
+    """Counts since the start; those of connections are by door."""
+
+    def __init__(self) -> None:
+        self.connections: Counter[str] = Counter()  # open now
+        self.connections_accepted: Counter[str] = Counter()
+        self.connections_refused: Counter[str] = Counter()
+        self.requests: Counter[tuple[str, str, int]] = Counter()  # over HTTP, by method, route and status

@@ -1,0 +1,218 @@
+"""Which publish numbers of an idempotent producer are stored already, and where.
+
+A producer's numbers only grow, so a run is new when it starts past the highest number seen: that is the hot path.
+Everything else happens after a lost connection, when a client sends again what was not acked.
+"""
+
+from __future__ import annotations
+
+import secrets
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from typing import NamedTuple
+
+from qb.core.wire.errors import BrokerError, OutOfSequence, ProducerFenced
+from qb.storage.engine import TRANSACTIONS, PartitionLog
+
+WINDOW = 262_144  # numbers of a producer that are remembered
+SLACK = WINDOW // 8  # more that may be, so that they are forgotten in rows: a list gives up its front slowly
+MAX_PRODUCERS = 100_000  # those who connected longest ago are forgotten
+MAX_RANGES = 200_000  # of all producers together: some 30 MB
+LOOK_EVERY = 16_384  # new ranges between two looks at how many there are
+KEPT_RANGES = 256  # of each producer, however many there are
+
+
+class NumberedRange(NamedTuple):
+    """Consecutive numbers that were given to a log: number + i is at first_offset + i."""
+
+    first_number: int
+    size: int
+    log: PartitionLog
+    first_offset: int
+
+    @property
+    def end(self) -> int:
+        return self.first_number + self.size
+
+    def continues(self, other: NumberedRange) -> bool:
+        """Does this begin, in numbers and in offsets, where `other` ends?"""
+        size = other.size
+        return (
+            self.log is other.log
+            and self.first_number == other.first_number + size
+            and self.first_offset == other.first_offset + size
+        )
+
+    def joined(self, following: NumberedRange) -> NumberedRange:
+        """Return this with what continues it."""
+        return NumberedRange(self.first_number, self.size + following.size, self.log, self.first_offset)
+
+    def cut(self, first: int, end: int) -> NumberedRange:
+        """Return the part with numbers from `first` up to `end`."""
+        first, end = max(first, self.first_number), min(end, self.end)
+        return NumberedRange(first, end - first, self.log, self.first_offset + first - self.first_number)
+
+
+class NumberVerdict(NamedTuple):
+    """What the next publishes are: in `stored` already or, if that is None, new; it holds for `limit` of them."""
+
+    stored: NumberedRange | None
+    limit: int | None  # None: for all that follow
+
+
+NEW = NumberVerdict(None, None)
+
+
+class Producer:
+    """One idempotent publisher, across its connections."""
+
+    def __init__(self, producer_id: int, grown: Callable[[], None] = lambda: None) -> None:
+        self.producer_id = producer_id
+        self._grown = grown  # told of each new range
+        self.owner: object = None  # the session that may publish; an older one is fenced off
+        self._highest = 0
+        self._forgotten = 0  # of numbers up to this one, only those in `_stored` are known
+        self._stored: list[NumberedRange] = []  # sorted by number, never overlapping
+        self._waiting: list[tuple[NumberedRange, Callable[[BrokerError | None], None]]] = []
+
+    def judge(self, number: int, owner: object = None) -> NumberVerdict:
+        """Say what the publish with this number, and those right after it, are.
+
+        Raises OutOfSequence, or ProducerFenced if a newer connection speaks for this producer.
+        """
+        if self.owner is not owner:
+            raise ProducerFenced(f"a newer connection publishes as producer {self.producer_id}")
+        if number > self._highest:
+            return NEW
+        if number <= self._highest - WINDOW:
+            raise self._too_old(number)
+        place = bisect_right(self._stored, number, key=_first_number)
+        if place and number < self._stored[place - 1].end:
+            stored = self._stored[place - 1].cut(number, self._stored[place - 1].end)
+            return NumberVerdict(stored, stored.size)
+        if number <= self._forgotten:
+            raise self._too_old(number)
+        return NumberVerdict(None, self._stored[place].first_number - number if place < len(self._stored) else None)
+
+    def _too_old(self, number: int) -> OutOfSequence:
+        return OutOfSequence(f"publish number {number} is too old to tell; the newest is {self._highest}")
+
+    def remember(self, stored: NumberedRange) -> None:
+        """Take note of numbers that were just given to a log."""
+        end = stored.end
+        if stored.first_number > self._highest and self._stored and stored.continues(self._stored[-1]):
+            self._stored[-1] = self._stored[-1].joined(stored)
+        else:
+            self._stored.insert(bisect_right(self._stored, stored.first_number, key=_first_number), stored)
+            self._grown()
+        self._highest = max(self._highest, end - 1)
+        if self._stored[0].end <= self._highest - WINDOW - SLACK:
+            del self._stored[: bisect_right(self._stored, self._highest - WINDOW, key=_end)]
+
+    @property
+    def ranges(self) -> int:
+        """How much memory it takes."""
+        return len(self._stored)
+
+    def trim(self, kept: int) -> None:
+        """Remember only the newest ranges; what is older cannot be told any more."""
+        if len(self._stored) > kept:
+            self.forget_up_to(self._stored[-kept - 1].end - 1)
+            del self._stored[:-kept]
+
+    def forget_up_to(self, number: int) -> None:
+        """Of numbers up to this one, those that are not remembered may be stored or not: they are never new again."""
+        self._forgotten = max(self._forgotten, number)
+        self._highest = max(self._highest, number)
+
+    def settled(self, stored: NumberedRange, error: BrokerError | None) -> None:
+        """A log has kept these numbers, or has not and they are forgotten; tell whoever sent them again meanwhile."""
+        if error is not None:
+            self._forget(stored)
+        if self._waiting:
+            done = [waiting for waiting in self._waiting if error is not None or _is_durable(waiting[0])]
+            self._waiting = [waiting for waiting in self._waiting if waiting not in done]
+            for _, tell in done:
+                tell(error)
+
+    def when_settled(self, stored: NumberedRange, tell: Callable[[BrokerError | None], None]) -> None:
+        """Call `tell` when these numbers are durable: now, if they are."""
+        if _is_durable(stored):
+            tell(None)
+        else:
+            self._waiting.append((stored, tell))
+
+    def _forget(self, gone: NumberedRange) -> None:
+        first = bisect_right(self._stored, gone.first_number, key=_end)
+        last = bisect_left(self._stored, gone.end, key=_first_number)
+        kept: list[NumberedRange] = []
+        for stored in self._stored[first:last]:
+            if stored.log is not gone.log:
+                kept.append(stored)
+                continue
+            before = stored.cut(stored.first_number, gone.first_number)
+            after = stored.cut(gone.end, stored.end)
+            kept += [part for part in (before, after) if part.size > 0]
+        self._stored[first:last] = kept
+
+
+_first_number, _end = attrgetter("first_number"), attrgetter("end")
+
+
+def _is_durable(stored: NumberedRange) -> bool:
+    return stored.first_offset + stored.size <= stored.log.durable_offset
+
+
+class Producers:
+    """Every producer that is remembered."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[int, Producer] = OrderedDict()
+        self._grown = 0
+
+    def _note_growth(self) -> None:
+        self._grown += 1
+        if self._grown >= LOOK_EVERY:
+            self._grown = 0
+            self.trim()
+
+    def trim(self) -> None:
+        """Keep memory bounded: if all together have too many ranges, those with many keep the newest of their share."""
+        if sum(producer.ranges for producer in self._known.values()) > MAX_RANGES:
+            busy = [producer for producer in self._known.values() if producer.ranges > KEPT_RANGES]
+            for producer in busy:
+                producer.trim(max(KEPT_RANGES, MAX_RANGES // 2 // len(busy)))
+
+    def restore(self, logs: Iterable[PartitionLog]) -> None:
+        """Take in what all logs remember, at start."""
+        found: dict[int, list[NumberedRange]] = {}
+        for log in logs:
+            for one in log.ranges():
+                if one.producer_id == TRANSACTIONS:
+                    continue
+                if one.count:
+                    stored = NumberedRange(one.first_number, one.count, log, one.first_offset)
+                    found.setdefault(one.producer_id, []).append(stored)
+                else:
+                    self._get(one.producer_id).forget_up_to(one.first_number)
+        for producer_id, ranges in found.items():
+            producer = self._get(producer_id)
+            for stored in sorted(ranges, key=_first_number):
+                producer.remember(stored)
+
+    def open(self, wanted: str, owner: object) -> Producer:
+        """Return the producer that a HELLO asks for, "new" or an id; from now on only `owner` publishes as it."""
+        producer = self._get(int(wanted) if wanted != "new" else secrets.randbits(63) or 1)
+        producer.owner = owner
+        return producer
+
+    def _get(self, producer_id: int) -> Producer:
+        producer = self._known.get(producer_id)
+        if producer is None:
+            producer = self._known[producer_id] = Producer(producer_id, self._note_growth)
+            if len(self._known) > MAX_PRODUCERS:
+                self._known.popitem(last=False)
+        self._known.move_to_end(producer_id)
+        return producer

@@ -1,0 +1,119 @@
+"""How far each group has come, kept durably.
+
+docs/GROUPS.md is the contract. The values live in the metadata under `offset/<group>/<topic>/<partition>`; here is only
+an index of which ones there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from qb.core.groups.rebalance import GroupPartition
+from qb.core.wire.errors import BadRequest, BrokerError, OffsetOutOfRange, UnknownGroup
+from qb.core.wire.names import check_name
+from qb.storage.engine import Metadata
+
+MAX_GROUPS = 10_000
+_PREFIX = "offset/"
+
+
+class OffsetCommit(NamedTuple):
+    """The next offset to handle, and what the log holds: it must lie from `first` to `end`."""
+
+    topic: str
+    partition: int
+    offset: int
+    first: int
+    end: int
+
+
+class CommittedOffset(msgspec.Struct, frozen=True):
+    """A committed offset as it is stored."""
+
+    offset: int
+    updated_ms: int
+
+
+class OffsetStore:
+    """The committed offsets of all groups. All methods belong to the event loop's thread; reads do not block."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        """Find what was committed before."""
+        self._metadata = metadata
+        self._index: dict[str, set[GroupPartition]] = {}
+        for key in metadata.under(_PREFIX):
+            _, group, topic, partition = key.split("/")
+            self._note(group, GroupPartition(topic, int(partition)))
+
+    async def commit(self, group: str, commits: Collection[OffsetCommit], now_ms: int) -> None:
+        """Store all of them in one transaction, or none if one is out of range; returns when they are durable.
+
+        Raises BadName, BadRequest, OffsetOutOfRange; DiskFull or another BrokerError if they could not be stored.
+        """
+        check_name("group", group)
+        for each in commits:
+            if not each.first <= each.offset <= each.end:
+                raise OffsetOutOfRange(each.topic, each.partition, each.offset, each.first, each.end)
+        if group not in self._index and len(self._index) >= MAX_GROUPS:
+            raise BadRequest(f"there are {MAX_GROUPS} groups with committed offsets, which is the most; delete some")
+        for each in commits:  # no await before flush(): what is given in one step goes into one transaction
+            partition = GroupPartition(each.topic, each.partition)
+            self._metadata.put_soon(_key(group, partition), {"offset": each.offset, "updated_ms": now_ms})
+            self._note(group, partition)
+        await self._metadata.flush()
+
+    def committed(self, group: str, topic: str, partition: int) -> CommittedOffset | None:
+        """Return what is committed durably, or None."""
+        entry = self._metadata.get(_key(group, GroupPartition(topic, partition)))
+        return entry and msgspec.convert(entry.value, CommittedOffset)
+
+    def of_group(self, group: str) -> dict[GroupPartition, CommittedOffset]:
+        """Return all that a group has committed, sorted by topic and partition."""
+        partitions = sorted(self._index.get(group, ()))
+        found = {each: self.committed(group, *each) for each in partitions}
+        return {each: committed for each, committed in found.items() if committed}
+
+    def groups(self) -> list[str]:
+        """Return every group that has committed something, sorted."""
+        return sorted(self._index)
+
+    async def delete_group(self, group: str) -> None:
+        """Forget a group; durable on return. Raises UnknownGroup. Check first that nobody is in it."""
+        if group not in self._index:
+            raise UnknownGroup(group)
+        await self._delete([(group, each) for each in self._index[group]])
+
+    async def delete_topic(self, topic: str) -> None:
+        """Forget what all groups have committed for a topic; durable on return."""
+        await self._delete([(group, each) for group, each in self._all() if each.topic == topic])
+
+    async def keep_only(self, topics: Collection[str]) -> None:
+        """Forget what was committed for topics that are not there any more; for the start of the broker."""
+        await self._delete([(group, each) for group, each in self._all() if each.topic not in topics])
+
+    def _all(self) -> Iterable[tuple[str, GroupPartition]]:
+        return ((group, each) for group, partitions in self._index.items() for each in partitions)
+
+    def _note(self, group: str, partition: GroupPartition) -> None:
+        self._index.setdefault(group, set()).add(partition)
+
+    async def _delete(self, gone: Collection[tuple[str, GroupPartition]]) -> None:
+        if not gone:
+            return
+        for group, each in gone:
+            self._index[group].discard(each)
+            if not self._index[group]:
+                del self._index[group]
+        try:
+            await self._metadata.delete(*(_key(group, each) for group, each in gone))
+        except BrokerError:  # all of it is still there
+            for group, each in gone:
+                self._note(group, each)
+            raise
+
+
+def _key(group: str, partition: GroupPartition) -> str:
+    return f"{_PREFIX}{group}/{partition.topic}/{partition.partition}"

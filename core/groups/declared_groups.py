@@ -1,0 +1,73 @@
+"""Groups that were made before anybody joined them or committed anything.
+
+A note for each (group, topic) in the metadata, under `group/<group>/<topic>`: when it was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from qb.core.groups.committed_offsets import MAX_GROUPS
+from qb.core.wire.errors import BadRequest
+from qb.core.wire.names import check_name
+from qb.storage.engine import Metadata
+
+_PREFIX = "group/"
+
+
+class DeclaredGroups:
+    """The notes. All methods belong to the event loop's thread; reads do not block."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        """Find what was made before."""
+        self._metadata = metadata
+        self._topics: dict[str, set[str]] = {}
+        for key in metadata.under(_PREFIX):
+            _, group, topic = key.split("/")
+            self._topics.setdefault(group, set()).add(topic)
+
+    def groups(self) -> list[str]:
+        """Return every group that was made."""
+        return list(self._topics)
+
+    def topics(self, group: str) -> list[str]:
+        """Return the topics for which a group was made, sorted."""
+        return sorted(self._topics.get(group, ()))
+
+    async def make(self, group: str, topic: str, now_ms: int) -> int:
+        """Note durably that there is such a group; returns when it was made. Raises BadName, BadRequest."""
+        known = self._metadata.get(_key(check_name("group", group), topic))
+        if known is not None:
+            return int(known.value)
+        if group not in self._topics and len(self._topics) >= MAX_GROUPS:
+            raise BadRequest(f"{MAX_GROUPS} groups were made, which is the most; delete some")
+        self._topics.setdefault(group, set()).add(topic)
+        await self._metadata.put(_key(group, topic), now_ms)
+        return now_ms
+
+    async def delete_group(self, group: str) -> None:
+        """Forget a group; durable on return."""
+        await self._delete([(group, topic) for topic in self._topics.get(group, ())])
+
+    async def delete_topic(self, topic: str) -> None:
+        """Forget a topic of all groups; durable on return."""
+        await self._delete([(group, topic) for group, topics in self._topics.items() if topic in topics])
+
+    async def keep_only(self, topics: Collection[str]) -> None:
+        """Forget topics that are not there any more; for the start of the broker."""
+        for topic in set().union(*self._topics.values()) - set(topics):
+            await self.delete_topic(topic)
+
+    async def _delete(self, gone: Collection[tuple[str, str]]) -> None:
+        if not gone:
+            return
+        await self._metadata.delete(*(_key(group, topic) for group, topic in gone))
+        for group, topic in gone:
+            topics = self._topics.get(group, set())
+            topics.discard(topic)
+            if not topics:
+                self._topics.pop(group, None)
+
+
+def _key(group: str, topic: str) -> str:
+    return f"{_PREFIX}{group}/{topic}"

@@ -1,0 +1,219 @@
+"""Consumer groups as the doors call them: who holds what, how far they have come, on the real clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import trio
+
+from qb.core.broker.positions import resolve
+from qb.core.groups.committed_offsets import OffsetCommit, OffsetStore
+from qb.core.groups.declared_groups import DeclaredGroups
+from qb.core.groups.group_coordinator import SESSION_TIMEOUT, GroupCoordinator, MemberStanding
+from qb.core.groups.group_reports import GroupReport, describe_group, list_groups, partitions_of
+from qb.core.groups.rebalance import GroupPartition
+from qb.core.wire.clock import now_ms
+from qb.core.wire.errors import BadRequest
+from qb.core.wire.names import check_name
+from qb.storage.engine import Engine
+from qb.storage.faults import FIRST_DELAY, Faults
+
+_GENERATION = "groups/generation"
+_SAFETY = 1_000  # generations that a kill may have kept from being saved
+
+
+class GroupCommit(msgspec.Struct, frozen=True, array_like=True):
+    """The next offset to handle of a partition."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class GroupManager:
+    """Every consumer group of the broker."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._offsets = OffsetStore(engine.metadata)
+        self._made = DeclaredGroups(engine.metadata)
+        saved = engine.metadata.get(_GENERATION)
+        counts = {name: topic.partitions for name, topic in engine.topics().items()}
+        self._groups = GroupCoordinator(counts, saved.value + _SAFETY if saved else 0)
+        self._faults = Faults()
+        self._changed = trio.Event()
+
+    async def run(self) -> None:
+        """Put out members whose time is up, for ever, whether anybody calls or not."""
+        await self._offsets.keep_only(self._engine.topics())
+        await self._made.keep_only(self._engine.topics())
+        while True:
+            not_before = trio.current_time() + FIRST_DELAY if self._faults else 0.0
+            with trio.move_on_at(max(self._groups.next_deadline(), not_before)):
+                await self._changed.wait()
+            self._changed = trio.Event()
+            for group in self._groups:
+                with self._faults.contained(f"the timeouts of group {group.name}"):
+                    self._groups.tick_group(group, trio.current_time())
+
+    def topic_changed(self, topic: str, partitions: int) -> None:
+        """A topic has so many partitions now; 0: it is deleted."""
+        self._groups.partitions_changed(topic, partitions, trio.current_time())
+        self._changed.set()
+
+    async def topic_deleted(self, topic: str) -> None:
+        """Forget what all groups have committed for a topic that is gone."""
+        self.topic_changed(topic, 0)
+        await self._offsets.delete_topic(topic)
+        await self._made.delete_topic(topic)
+
+    # Members
+
+    async def join(
+        self,
+        group: str,
+        member: str,
+        topics: Sequence[str],
+        session_timeout: float = SESSION_TIMEOUT,
+        rebalance_timeout: float | None = None,
+        simple: bool = False,
+    ) -> MemberStanding:
+        """Make it a member. Raises BadName, BadRequest, UnknownTopic."""
+        standing = self._groups.join(
+            group,
+            member,
+            topics,
+            trio.current_time(),
+            session_timeout=session_timeout,
+            rebalance_timeout=rebalance_timeout,
+            simple=simple,
+        )
+        return self._noted(standing)
+
+    async def sync(self, group: str, member: str, generation: int) -> MemberStanding:
+        """The member holds nothing but what it was told: give it the rest. Raises UnknownMember, StaleGeneration."""
+        return self._noted(self._groups.sync(group, member, generation, trio.current_time()))
+
+    async def heartbeat(self, group: str, member: str, generation: int | None = None) -> MemberStanding:
+        """The member lives. Raises UnknownGroup, UnknownMember, StaleGeneration."""
+        return self._noted(self._groups.heartbeat(group, member, trio.current_time(), generation))
+
+    async def leave(self, group: str, member: str) -> dict[str, Any]:
+        """The member holds nothing and wants nothing. Raises UnknownGroup, UnknownMember."""
+        self._groups.leave(group, member, trio.current_time())
+        self._changed.set()
+        return {}
+
+    def _noted(self, standing: MemberStanding) -> MemberStanding:
+        self._engine.metadata.put_soon(_GENERATION, standing.generation)
+        self._changed.set()
+        return standing
+
+    # Offsets
+
+    async def commit(
+        self,
+        group: str,
+        offsets: Sequence[GroupCommit],
+        member: str | None = None,
+        generation: int | None = None,
+    ) -> dict[str, Any]:
+        """Store how far the group has come; returns when it is durable. With a member, only what it holds.
+
+        Raises UnknownTopic, UnknownPartition, OffsetOutOfRange, UnknownMember, StaleGeneration.
+        """
+        commits = []
+        for topic, partition, offset in map(msgspec.structs.astuple, offsets):
+            log = self._engine.log(topic, partition)
+            commits.append(OffsetCommit(topic, partition, offset, log.first_offset, log.end_offset))
+        if (member is None) != (generation is None):
+            raise BadRequest("a commit names both member and generation, or neither")
+        if member is not None and generation is not None:
+            places = [GroupPartition(commit.topic, commit.partition) for commit in commits]
+            self._groups.check_commit(group, member, generation, places)
+        await self._offsets.commit(group, commits, now_ms())
+        return {"committed": len(commits)}
+
+    async def committed(self, group: str, topic: str | None = None) -> list[dict[str, Any]]:
+        """Return what a group has committed, of all topics or of one."""
+        found = self._offsets.of_group(group)
+        return [
+            {"topic": at.topic, "partition": at.partition, "offset": it.offset, "updated_ms": it.updated_ms}
+            for at, it in found.items()
+            if topic is None or at.topic == topic
+        ]
+
+    def committed_offset(self, group: str, topic: str, partition: int) -> int | None:
+        """Return how far a group has come in a partition, or None."""
+        found = self._offsets.committed(group, topic, partition)
+        return found.offset if found else None
+
+    async def reset(self, group: str, topic: str, to: int | str, partition: int | None = None) -> list[dict[str, Any]]:
+        """Commit an offset or a time for a topic's partitions while nobody is in the group. Raises GroupInUse."""
+        self._groups.check_unused(group)
+        known = self._engine.topics().get(topic)
+        chosen = [partition] if partition is not None else range(known.partitions if known else 1)
+        offsets = [GroupCommit(topic, each, await resolve(self._engine.log(topic, each), to)) for each in chosen]
+        await self.commit(group, offsets)
+        return await self.committed(group, topic)
+
+    # Tools
+
+    async def make(self, group: str, topic: str) -> int:
+        """Let there be a group for that topic, though nobody has joined or committed; returns when it was made, in ms.
+
+        The same again changes nothing. Durable on return. Raises BadName, BadRequest, UnknownTopic.
+        """
+        self._engine.log(topic, 0)
+        return await self._made.make(group, topic, now_ms())
+
+    def check_known(self, group: str) -> None:
+        """Raises UnknownGroup, unless it has members, has committed something or was made; BadName."""
+        partitions_of(self._groups, self._offsets, check_name("group", group), self._made_for(group))
+
+    def _made_for(self, group: str) -> list[GroupPartition]:
+        topics = self._engine.topics()
+        return [
+            GroupPartition(name, number)
+            for name in self._made.topics(group)
+            if name in topics
+            for number in range(topics[name].partitions)
+        ]
+
+    async def list_all(self) -> Sequence[Any]:
+        """Return every group that has members or committed offsets or was made, by name."""
+        made = {name: self._made.topics(name) for name in self._made.groups()}
+        return list_groups(self._groups, self._offsets, made)
+
+    def views(self) -> list[GroupReport]:
+        """Return all about every group."""
+        names = {group.name for group in self._groups} | {*self._offsets.groups(), *self._made.groups()}
+        return [self.view(name) for name in sorted(names)]
+
+    async def describe(self, group: str) -> Any:
+        """Return members, assignment, committed, end and lag. Raises UnknownGroup."""
+        return self.view(group)
+
+    def view(self, group: str) -> GroupReport:
+        """The same, for whoever cannot wait."""
+        ends = self._ends(partitions_of(self._groups, self._offsets, group, self._made_for(group)))
+        return describe_group(self._groups, self._offsets, group, ends, trio.current_time())
+
+    def _ends(self, partitions: Sequence[GroupPartition]) -> Mapping[GroupPartition, int]:
+        topics = self._engine.topics()
+        return {
+            each: self._engine.log(each.topic, each.partition).end_offset
+            for each in partitions
+            if each.topic in topics and each.partition < topics[each.topic].partitions
+        }
+
+    async def delete(self, group: str) -> dict[str, Any]:
+        """Forget a group and its offsets. Raises GroupInUse, UnknownGroup."""
+        self._groups.check_unused(group)
+        self.check_known(group)
+        await self._made.delete_group(group)
+        if group in self._offsets.groups():
+            await self._offsets.delete_group(group)
+        return {}

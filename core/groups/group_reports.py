@@ -1,0 +1,142 @@
+"""Consumer groups as tools see them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+
+import msgspec
+
+from qb.core.groups.committed_offsets import CommittedOffset, OffsetStore
+from qb.core.groups.group_coordinator import GroupCoordinator
+from qb.core.groups.rebalance import GroupMember, GroupMembership, GroupPartition
+from qb.core.wire.errors import UnknownGroup
+
+NOTHING_MADE: Mapping[str, Collection[str]] = MappingProxyType({})
+
+
+class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A member, and how long it has been silent."""
+
+    member: str
+    topics: list[str]
+    partitions: tuple[GroupPartition, ...]  # held
+    waiting: tuple[GroupPartition, ...]  # in its share, not held yet
+    synced: bool  # with the newest generation
+    session_timeout: float
+    silent_for: float
+
+
+class GroupPartitionReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the group has come in a partition. None: nobody, nothing, or no such partition any more."""
+
+    topic: str
+    partition: int
+    member: str | None
+    committed: int | None
+    end: int | None
+    lag: int | None  # end - committed, or - 0 if nothing is committed
+    updated_ms: int | None
+
+
+class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A group in a list."""
+
+    group: str
+    state: str
+    members: int
+    topics: list[str]
+
+
+class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All about a group. Without members it has no generation: 0."""
+
+    group: str
+    state: str
+    generation: int
+    members: list[MemberReport]
+    partitions: list[GroupPartitionReport]
+
+
+def list_groups(
+    groups: GroupCoordinator, offsets: OffsetStore, made: Mapping[str, Collection[str]] = NOTHING_MADE
+) -> list[GroupSummary]:
+    """Return every group that has members or committed offsets or was made for some topics, sorted by name."""
+    names = sorted({group.name for group in groups} | set(offsets.groups()) | set(made))
+    return [_summary(name, groups.get(name), offsets.of_group(name), made.get(name, ())) for name in names]
+
+
+def partitions_of(
+    groups: GroupCoordinator, offsets: OffsetStore, group: str, made_for: Collection[GroupPartition] = ()
+) -> list[GroupPartition]:
+    """Return the partitions that describe_group() wants to know the ends of. Raises UnknownGroup."""
+    known, committed = groups.get(group), offsets.of_group(group)
+    if known is None and not committed and not made_for:
+        raise UnknownGroup(group)
+    if known is None:
+        return sorted({*committed, *made_for})
+    return sorted({*committed, *made_for, *known.holders}.union(*(member.share for member in known.members.values())))
+
+
+def describe_group(
+    groups: GroupCoordinator, offsets: OffsetStore, group: str, ends: Mapping[GroupPartition, int], now: float
+) -> GroupReport:
+    """Return members, assignment, committed offsets and lag, given the ends of partitions_of(). Raises UnknownGroup."""
+    known, committed = groups.get(group), offsets.of_group(group)
+    holders = known.holders if known else {}
+    return GroupReport(
+        group=group,
+        partitions=[
+            _partition(each, holders.get(each), committed.get(each), ends.get(each))
+            for each in partitions_of(groups, offsets, group, ends)
+        ],
+        state=state_in_words(known),
+        generation=known.generation if known else 0,
+        members=[_member(known, member, now) for _, member in sorted(known.members.items())] if known else [],
+    )
+
+
+def state_in_words(group: GroupMembership | None) -> str:
+    """Return `empty`, `stable`, or `rebalancing` and whom it waits for."""
+    if group is None:
+        return "empty"
+    late = sorted(name for name, member in group.members.items() if not group.is_synced(member))
+    return f"rebalancing: waiting for {', '.join(late)} to sync" if late else "stable"
+
+
+def _summary(
+    name: str,
+    group: GroupMembership | None,
+    committed: Mapping[GroupPartition, CommittedOffset],
+    made_for: Collection[str],
+) -> GroupSummary:
+    members = group.members.values() if group else ()
+    topics = {topic for member in members for topic in member.topics} | {each.topic for each in committed}
+    topics.update(made_for)
+    return GroupSummary(group=name, state=state_in_words(group), members=len(members), topics=sorted(topics))
+
+
+def _member(group: GroupMembership, member: GroupMember, now: float) -> MemberReport:
+    return MemberReport(
+        member=member.member,
+        topics=sorted(member.topics),
+        partitions=tuple(each for each in sorted(group.holders) if group.holders[each] == member.member),
+        waiting=group.awaited(member),
+        synced=group.is_synced(member),
+        session_timeout=member.session_timeout,
+        silent_for=round(now - member.heard, 3),
+    )
+
+
+def _partition(
+    each: GroupPartition, member: str | None, committed: CommittedOffset | None, end: int | None
+) -> GroupPartitionReport:
+    return GroupPartitionReport(
+        topic=each.topic,
+        partition=each.partition,
+        member=member,
+        committed=committed.offset if committed else None,
+        end=end,
+        lag=None if end is None else end - (committed.offset if committed else 0),
+        updated_ms=committed.updated_ms if committed else None,
+    )

@@ -1,0 +1,1 @@
+"""Carrying out what subscriptions decide: rounds, sinks, saved cursors, dead letters."""

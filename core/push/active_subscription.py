@@ -1,0 +1,115 @@
+"""A subscription in service, and what it has decided but not seen carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from qb.core.push.delivery_sinks import DeliverySink
+from qb.core.push.stored_slices import READ_BYTES
+from qb.core.subscriptions.deadlines import NEVER
+from qb.core.subscriptions.push_decisions import DeadLetterDecision, Decision
+from qb.core.subscriptions.snapshot import SubscriptionSnapshot
+from qb.core.subscriptions.subscription import Subscription
+from qb.core.wire.errors import UnknownSubscription
+from qb.storage.engine import PartitionLog, StoredChunk
+from qb.storage.faults import Fault
+
+
+class SaveSchedule:
+    """When a subscription is to be saved."""
+
+    __slots__ = ("began", "due", "fault", "live", "took")
+
+    def __init__(self, live: ActiveSubscription) -> None:
+        self.live = live
+        self.due = NEVER  # set by Alarms
+        self.began = 0.0  # when its last snapshot was taken
+        self.took = 0.0  # seconds that taking it cost
+        self.fault = Fault(f"saving of subscription {live.name}")
+
+
+class PendingSave(NamedTuple):
+    """A snapshot on its way to the disk."""
+
+    live: ActiveSubscription
+    number: int  # of the snapshot
+    value: dict[str, object]  # what the metadata keeps
+
+
+class ActiveSubscription:
+    """A subscription in service: its state, its logs, and where its subscribers are reached."""
+
+    def __init__(
+        self, name: str, topic: str, created_ms: int, subscription: Subscription, logs: Mapping[int, PartitionLog]
+    ) -> None:
+        self.name = name
+        self.topic = topic
+        self.created_ms = created_ms
+        self.subscription = subscription
+        self.logs = logs  # replaced as a whole, never changed: it may be iterated over while others run
+        self.outlets: dict[str, DeliverySink] = {}
+        self.delivered_messages = 0  # since the start
+        self.delivered_bytes = 0
+        self.service = Fault(f"subscription {name}")  # while it has one, it stands still
+        self.gone = False
+        self.due = NEVER  # when its state wants to be asked again; set by Alarms
+        self.serving = False  # is a task of its own busy with it?
+        self.again = False  # something happened while it was being served
+        self.unfinished: PushRound | None = None  # what a round left for a task, since it has to wait
+        self.unwatch: list[Callable[[], None]] = []
+        self.saving = SaveSchedule(self)
+        self._message_bytes = float(READ_BYTES)  # of the messages read last; as large as can be until we know
+
+    @property
+    def fault(self) -> str | None:
+        """Why it cannot be served, or its state not be kept; None: all is well."""
+        return self.service.text or self.saving.fault.text
+
+    def check_in_service(self) -> None:
+        """Raises UnknownSubscription once it has been removed: nothing may be stored for it any more."""
+        if self.gone:
+            raise UnknownSubscription(self.name)
+
+    @property
+    def key(self) -> str:
+        """Where the metadata keeps it."""
+        return f"subscription/{self.name}"
+
+    def bytes_for(self, count: int) -> int:
+        """Return about how many bytes so many messages take: reading more than is wanted would be in vain."""
+        return min(READ_BYTES, int(count * self._message_bytes) + 1)
+
+    def note_size(self, chunk: StoredChunk) -> None:
+        """Learn how large messages are."""
+        if chunk.positions:
+            self._message_bytes = chunk.size / len(chunk.positions)
+
+    def ends(self) -> dict[int, int]:
+        """Return the visible end of each partition."""
+        return {partition: log.end_offset for partition, log in self.logs.items()}
+
+    def to_save(self) -> PendingSave:
+        """Return what is to be made durable: the state as it is now."""
+        snapshot: SubscriptionSnapshot = self.subscription.snapshot()
+        value = {"topic": self.topic, "created_ms": self.created_ms, "snapshot": msgspec.to_builtins(snapshot)}
+        return PendingSave(self, self.subscription.snapshots, value)
+
+
+class PushRound(NamedTuple):
+    """What a subscription has decided, on its way to be carried out."""
+
+    decisions: list[Decision]
+    chunks: Mapping[int, StoredChunk]  # what was read for it, by partition
+    subscribers: Mapping[str, tuple[DeliverySink, int]]  # where each was reached, and its last SETTLE that counted
+
+    @property
+    def has_a_past(self) -> bool:
+        """Is there a redelivery or a dead letter? The state that led to it has to be durable first."""
+        return any(isinstance(decision, DeadLetterDecision) or decision.attempt > 1 for decision in self.decisions)
+
+    def without(self, count: int) -> PushRound | None:
+        """Return it without the first decisions; None if none are left."""
+        return self._replace(decisions=self.decisions[count:]) if count < len(self.decisions) else None

@@ -1,0 +1,166 @@
+"""Makes the state of subscriptions durable: soon enough for their windows, and not more often.
+
+What is due at once is given to the disk in the very step of the event loop that makes it so, the rest by a timer. While
+one transaction is under way, what becomes due gathers for the next one, as publishes do. Whatever is out of date has an
+alarm, and a save that fails sets it again, so no ack waits for ever to be made durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import trio
+
+from qb.core.push.active_subscription import ActiveSubscription, PendingSave, SaveSchedule
+from qb.core.subscriptions.deadlines import NEVER, Deadlines
+from qb.core.subscriptions.save_urgency import SaveUrgency
+from qb.core.wire.errors import BrokerError, Internal
+from qb.storage.engine import Metadata
+from qb.storage.faults import Faults
+
+LAZILY = 0.1  # seconds by which a state on disk may lag behind; all that may lag are saved at the same moments
+SPACING = 0.05  # seconds between two saves of a subscription if a window is full, but most of it is being handled
+SHARE = 4  # taking snapshots of a subscription takes at most one part in so many of the time
+RETRY = 1.0  # seconds until the next try when one has failed
+
+
+class CursorSaver:
+    """Keeps the states of subscriptions on disk."""
+
+    def __init__(self, metadata: Metadata, serve: Callable[[ActiveSubscription], None]) -> None:
+        """`serve` is called when there is room in a window again."""
+        self._metadata = metadata
+        self._serve = serve
+        self._alarms: Deadlines[SaveSchedule] = Deadlines()
+        self._under_way = False  # is there a transaction? Then what is due waits for its end
+        self._not_before = 0.0  # a save has failed: give the disk some time
+        self._faults = Faults()
+        self._wake = trio.Event()
+        self._wakes_at = NEVER  # when the timer looks again by itself
+
+    # What is due when
+
+    def note(self, live: ActiveSubscription) -> None:
+        """See that it is saved in time, if it has changed. Raises nothing."""
+        try:
+            self._note(live)
+        except Exception as error:
+            self._put_off(live, error)
+
+    def _note(self, live: ActiveSubscription) -> None:
+        if not live.subscription.dirty or live.gone:
+            return
+        now = trio.current_time()
+        due = self._due(live, now)
+        if due < live.saving.due:
+            self._alarms.set(live.saving, due)
+            if due <= now:
+                self._begin(now)
+            else:
+                self._set_timer()
+
+    def _due(self, live: ActiveSubscription, now: float) -> float:
+        haste, saving = live.subscription.haste, live.saving
+        if haste is SaveUrgency.NONE:
+            due = (now // LAZILY + 1) * LAZILY
+        elif haste is SaveUrgency.SOME:
+            due = max(now, saving.began + SPACING)
+        else:
+            due = now
+        return max(due, saving.began + SHARE * saving.took, self._not_before)
+
+    async def run(self) -> None:
+        """Save what is due until cancelled."""
+        while True:
+            self._wakes_at = NEVER if self._under_way else self._alarms.first()
+            with trio.move_on_at(self._wakes_at):
+                await self._wake.wait()
+            self._wake = trio.Event()
+            self._begin(trio.current_time())
+
+    def _set_timer(self) -> None:
+        """Wake the timer if it would come too late; the end of a transaction looks by itself."""
+        if not self._under_way and self._alarms.first() < self._wakes_at:
+            self._wake.set()
+
+    # Saving
+
+    def _begin(self, now: float) -> None:
+        """Save all that is due, unless a transaction is under way."""
+        if self._under_way:
+            return
+        due = [saving.live for saving in self._alarms.pop_due(now) if not saving.live.gone]
+        saves = [save for live in due if (save := self._take_or_try_again(live, now))]
+        if saves:
+            self._under_way = True
+            try:
+                self._metadata.put_then({save.live.key: save.value for save in saves}, partial(self._ended, saves))
+            except Exception as error:
+                for save in saves:
+                    save.live.saving.fault.note(error)
+                self._ended(saves, Internal("the state of subscriptions could not be stored"))
+
+    def _take_or_try_again(self, live: ActiveSubscription, now: float) -> PendingSave | None:
+        """Return the state of a subscription to be saved; if that fails it is tried again, and the others are saved."""
+        try:
+            return self._take(live, now)
+        except Exception as error:
+            self._put_off(live, error)
+            return None
+
+    def _put_off(self, live: ActiveSubscription, error: Exception) -> None:
+        self._alarms.set(live.saving, trio.current_time() + live.saving.fault.note(error))
+        self._set_timer()
+
+    def _ended(self, saves: Sequence[PendingSave], error: BrokerError | None) -> None:
+        try:
+            if error is not None:  # the metadata has logged it
+                self._try_again(saves)
+                return
+            for save in saves:
+                with self._faults.contained(f"the end of a save of subscription {save.live.name}"):
+                    save.live.saving.fault.end()
+                    if save.live.subscription.saved(save.number):
+                        self._serve(save.live)
+        finally:
+            self._under_way = False
+            self._begin(trio.current_time())
+            self._set_timer()
+
+    async def save(self, live: ActiveSubscription) -> None:
+        """Return when the state as it is now is durable. Raises BrokerError, and then tries again by itself.
+
+        Raises UnknownSubscription if it has been removed: nothing of it may come back.
+        """
+        live.check_in_service()
+        save = self._take(live, trio.current_time())
+        try:
+            await self._metadata.put(live.key, save.value)
+        except BaseException:
+            self._try_again([save])
+            raise
+        live.saving.fault.end()
+        live.subscription.saved(save.number)
+
+    async def finish(self, lives: Iterable[ActiveSubscription]) -> None:
+        """Make durable what is out of date. Raises BrokerError."""
+        for live in lives:
+            due = live.subscription.dirty or live.saving.due < NEVER
+            if due and (save := self._take_or_try_again(live, trio.current_time())):
+                self._metadata.put_soon(live.key, save.value)
+        await self._metadata.flush()
+
+    def _take(self, live: ActiveSubscription, now: float) -> PendingSave:
+        saving = live.saving
+        saving.due, saving.began = NEVER, now
+        save = live.to_save()
+        saving.took = trio.current_time() - now
+        return save
+
+    def _try_again(self, saves: Sequence[PendingSave]) -> None:
+        self._not_before = trio.current_time() + RETRY
+        for live in (save.live for save in saves):
+            if not live.gone and live.saving.due > self._not_before:
+                self._alarms.set(live.saving, self._not_before)
+        self._set_timer()

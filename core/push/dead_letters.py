@@ -1,0 +1,117 @@
+"""Messages that a subscription has given up, kept in a topic of their own.
+
+A letter is the message with its own properties, and beside them `dead.subscription`, `dead.topic`, `dead.partition`,
+`dead.offset`, `dead.attempts` and `dead.reason`. A log forgets nothing, so what was retried or purged is noted apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from qb.core.broker.fetching import messages
+from qb.core.wire.frames import MAX_PROPERTIES, RESERVED, Frame, decode_frame, encode_properties
+from qb.storage.engine import Metadata, PartitionLog
+
+PREFIX = "dead."
+READ_BYTES = 1 << 20
+
+
+class DeadLetterView(msgspec.Struct, frozen=True, kw_only=True):
+    """A dead letter as tools see it."""
+
+    number: int  # its offset in the dead-letter topic
+    topic: str
+    partition: int
+    offset: int
+    attempts: int
+    reason: str
+    time_ms: int
+    key: str | None
+    value: str  # the body as text; what is not UTF-8 is shown replaced
+
+
+class SettledLetters(msgspec.Struct, frozen=True):
+    """Which letters were retried or purged: all below `floor`, and the listed ones."""
+
+    floor: int = 0
+    numbers: frozenset[int] = frozenset()
+
+    def __contains__(self, number: int) -> bool:
+        return number < self.floor or number in self.numbers
+
+    def with_(self, numbers: Iterable[int]) -> SettledLetters:
+        """Return this with more of them done."""
+        floor, left = self.floor, set(self.numbers) | {number for number in numbers if number >= self.floor}
+        while floor in left:
+            left.discard(floor)
+            floor += 1
+        return SettledLetters(floor, frozenset(left))
+
+
+def properties_of(
+    frame: bytes, subscription_id: str, topic: str, partition: int, attempts: int, reason: str
+) -> tuple[dict[str, str], Frame]:
+    """Return the properties of a letter about this stored frame, and the frame."""
+    message = decode_frame(frame)
+    about = {
+        "dead.subscription": subscription_id,
+        "dead.topic": topic,
+        "dead.partition": str(partition),
+        "dead.offset": str(message.sequence_number),
+        "dead.attempts": str(attempts),
+        "dead.reason": reason.replace("\0", "\\0"),
+    }
+    own = {name: value for name, value in message.properties.items() if name not in RESERVED and name not in about}
+    if len(encode_properties({**about, **own})) > MAX_PROPERTIES - 1_000:
+        own = {}  # the letter matters more than its trimmings
+    return {**about, **own}, message
+
+
+class DeadLetterReader:
+    """Reads letters, and notes which are done."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+
+    def done(self, subscription_id: str) -> SettledLetters:
+        """Return which letters of this subscription are done."""
+        entry = self._metadata.get(f"dead/{subscription_id}")
+        return msgspec.convert(entry.value, SettledLetters) if entry else SettledLetters()
+
+    async def note_done(self, subscription_id: str, numbers: Iterable[int]) -> None:
+        """Note durably that these are retried or purged."""
+        done = self.done(subscription_id).with_(numbers)
+        await self._metadata.put(f"dead/{subscription_id}", msgspec.to_builtins(done))
+
+    async def read(self, subscription_id: str, log: PartitionLog, most: int) -> list[DeadLetterView]:
+        """Return up to `most` letters of this subscription that are not done, oldest first."""
+        done = self.done(subscription_id)
+        letters: list[DeadLetterView] = []
+        at = max(log.first_offset, done.floor)
+        while at < log.end_offset and len(letters) < most:
+            chunk = await log.read(at, READ_BYTES)
+            found = [_letter(frame) for frame in messages(chunk) if _belongs(frame, subscription_id)]
+            letters += [letter for letter in found if letter.number not in done]
+            at = chunk.next_offset
+        return letters[:most]
+
+
+def _belongs(frame: Frame, subscription_id: str) -> bool:
+    return frame.properties.get("dead.subscription") == subscription_id
+
+
+def _letter(frame: Frame) -> DeadLetterView:
+    about = frame.properties
+    return DeadLetterView(
+        number=frame.sequence_number,
+        topic=about["dead.topic"],
+        partition=int(about["dead.partition"]),
+        offset=int(about["dead.offset"]),
+        attempts=int(about["dead.attempts"]),
+        reason=about["dead.reason"],
+        time_ms=frame.timestamp,
+        key=about.get("key"),
+        value=frame.body.decode(errors="replace"),
+    )

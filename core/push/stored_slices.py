@@ -1,0 +1,79 @@
+"""The stored bytes of chosen messages."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+
+from qb.core.wire.frames import HEAD, decode_properties, frame_length
+from qb.storage.engine import PartitionLog, StoredChunk
+
+READ_BYTES = 1_048_576
+
+
+Frames = bytes | memoryview  # a memoryview keeps the whole batch in memory: it is sent, or copied by those who keep it
+
+
+def cut(chunk: StoredChunk, run: range) -> Frames:
+    """Return the frames of the run, all of which are in the chunk; seals that follow them may come along."""
+    data, positions = chunk.data, chunk.positions
+    first, last = run.start - chunk.first_offset, run[-1] - chunk.first_offset
+    end = positions[last] + frame_length(data, positions[last])
+    if run.step == 1:
+        return memoryview(data)[positions[first] : end]
+    starts = positions[first : last + 1 : run.step]
+    ends = [*positions[first + 1 : last + 1 : run.step], end]  # a frame reaches to the next one, or to a seal before it
+    return b"".join([data[start:end] for start, end in zip(starts, ends, strict=True)])
+
+
+def collect_recent(log: PartitionLog, runs: Iterable[range], chunk: StoredChunk | None) -> Frames | None:
+    """Return the frames of these messages if the chunk or memory has them, else None."""
+    collecting = _collecting(runs, chunk)
+    try:
+        offset = next(collecting)
+        while (recent := log.read_recent(offset, READ_BYTES)) is not None:
+            offset = collecting.send(recent)
+    except StopIteration as done:
+        frames: Frames = done.value
+        return frames
+    return None
+
+
+async def collect(log: PartitionLog, runs: Iterable[range], chunk: StoredChunk | None) -> Frames:
+    """Return the frames of these messages, from the chunk if it has them, else from the log.
+
+    Raises OffsetOutOfRange, LogDamaged.
+    """
+    collecting = _collecting(runs, chunk)
+    try:
+        offset = next(collecting)
+        while True:
+            offset = collecting.send(log.read_recent(offset, READ_BYTES) or await log.read(offset, READ_BYTES))
+    except StopIteration as done:
+        frames: Frames = done.value
+        return frames
+
+
+def _collecting(runs: Iterable[range], chunk: StoredChunk | None) -> Generator[int, StoredChunk, Frames]:
+    """Yield each offset from which more has to be read, to be sent the chunk; returns the frames."""
+    parts: list[Frames] = []
+    for run in runs:
+        while run:
+            if chunk is None or not chunk.first_offset <= run.start < chunk.next_offset:
+                chunk = yield run.start
+            here = len(range(run.start, min(run.stop, chunk.next_offset), run.step))
+            parts.append(cut(chunk, run[:here]))
+            run = run[here:]
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def keys_of(chunk: StoredChunk) -> list[str | None]:
+    """Return the key of each message."""
+    data, known = chunk.data, dict[bytes, str | None]()
+    keys: list[str | None] = []
+    for at in chunk.positions:
+        length = HEAD.unpack_from(data, at)[4]
+        encoded = data[at + HEAD.size : at + HEAD.size + length]
+        if encoded not in known:
+            known[encoded] = decode_properties(encoded).get("key")
+        keys.append(known[encoded])
+    return keys

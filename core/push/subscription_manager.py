@@ -1,0 +1,298 @@
+"""Making, changing, explaining and removing subscriptions."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+import trio
+
+from qb.core.broker.positions import resolve
+from qb.core.push.active_subscription import ActiveSubscription
+from qb.core.push.dead_letters import DeadLetterReader, DeadLetterView, properties_of
+from qb.core.push.delivery_rounds import DeliveryRounds
+from qb.core.subscriptions.push_decisions import DeadLetterDecision
+from qb.core.subscriptions.snapshot import SubscriptionSnapshot
+from qb.core.subscriptions.subscription import Subscription
+from qb.core.subscriptions.subscription_options import SubscriptionOptions, parse_options
+from qb.core.wire.clock import now_ms
+from qb.core.wire.errors import BadRequest, SubscriptionExists, TopicInUse, UnknownSubscription, UnknownTopic
+from qb.core.wire.names import check_name
+from qb.storage.engine import Engine, PartitionLog
+
+log = logging.getLogger("qb.subscriptions")
+ALL = 1_000_000  # letters that one retry or purge may name
+
+MakeTopic = Callable[[str], Awaitable[None]]  # unless it exists
+# Stores a message: (topic, body, partition, key, properties).
+Store = Callable[[str, bytes, int, str | None, Mapping[str, str]], Awaitable[object]]
+
+
+class SubscriptionManager:
+    """Every subscription of the broker."""
+
+    def __init__(self, engine: Engine, make_topic: MakeTopic, store: Store) -> None:
+        self._engine = engine
+        self._make_topic = make_topic
+        self._store = store
+        self._dead_letters = DeadLetterReader(engine.metadata)
+        self._changing = trio.Lock()  # held while subscriptions, and topics below them, come or go
+        self.deliveries = DeliveryRounds(engine.metadata, self._bury)
+        self._restore()
+
+    def _restore(self) -> None:
+        for key, entry in self._engine.metadata.under("subscription/").items():
+            name, saved = key.partition("/")[2], entry.value
+            if saved["topic"] not in self._engine.topics():
+                self._forget(name, saved["topic"])
+                continue
+            snapshot = msgspec.convert(saved["snapshot"], SubscriptionSnapshot)
+            restored = Subscription.restore(name, snapshot, trio.current_time(), random.Random())
+            known = {partition.partition for partition in snapshot.partitions}
+            for partition in self._logs(saved["topic"]).keys() - known:
+                restored.add_partition(partition, 0)  # it was added, and the broker stopped before this was saved
+            self.deliveries.add(
+                ActiveSubscription(name, saved["topic"], saved["created_ms"], restored, self._logs(saved["topic"]))
+            )
+
+    def _forget(self, name: str, topic: str) -> None:
+        """Remove what is kept of a subscription whose topic is gone."""
+        log.warning("subscription %r is removed: its topic %r is gone", name, topic)
+        for key in _keys(name):
+            self._engine.metadata.put_soon(key, None)
+
+    def _logs(self, topic: str) -> dict[int, PartitionLog]:
+        known = self._engine.topics().get(topic)
+        if known is None:
+            raise UnknownTopic(check_name("topic", topic))
+        return {partition: self._engine.log(topic, partition) for partition in range(known.partitions)}
+
+    def live(self, subscription_id: str) -> ActiveSubscription:
+        """Return a subscription in service. Raises UnknownSubscription, BadName."""
+        live = self.deliveries.get(subscription_id)
+        if live is None:
+            raise UnknownSubscription(check_name("subscription", subscription_id))
+        return live
+
+    # Making and removing
+
+    async def create(
+        self,
+        subscription_id: str,
+        topic: str,
+        start_offset: int | str = 0,
+        options: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Make a subscription; returns when it is durable. The same one again is no error.
+
+        Raises BadName, BadRequest, UnknownTopic, SubscriptionExists if it exists and differs.
+        """
+        check_name("subscription", subscription_id)
+        wanted = parse_options(options or {})
+        if wanted.dead_letter_topic is not None:
+            check_name("topic", wanted.dead_letter_topic)
+        async with self._changing:
+            logs = self._logs(topic)
+            known = self.deliveries.get(subscription_id)
+            if known is not None:
+                return self._same(known, topic, wanted)
+            starts = {partition: await resolve(log, start_offset) for partition, log in logs.items()}
+            made = Subscription(subscription_id, wanted, starts, random.Random())
+            return await self._add(ActiveSubscription(subscription_id, topic, now_ms(), made, logs))
+
+    def _same(self, known: ActiveSubscription, topic: str, wanted: SubscriptionOptions) -> dict[str, Any]:
+        if known.topic != topic or known.subscription.options != wanted:
+            raise SubscriptionExists(
+                f"subscription {known.name!r} exists on topic {known.topic!r} with other options; "
+                "delete it first or choose another name"
+            )
+        return self._summary(known)
+
+    async def _add(self, live: ActiveSubscription) -> dict[str, Any]:
+        """Put a new one into service, durably; to be called with the lock held, so that its topic stays."""
+        with trio.CancelScope(shield=True):  # it is made as a whole, whoever goes away meanwhile
+            await self._engine.metadata.put(live.key, live.to_save().value)
+        self.deliveries.add(live)
+        self.deliveries.add_partitions(live, self._logs(live.topic))  # the topic may have grown meanwhile
+        return self._summary(live)
+
+    async def delete(self, subscription_id: str) -> dict[str, Any]:
+        """Remove a subscription; whoever had joined it is told. Raises UnknownSubscription."""
+        async with self._changing:
+            await self._remove([self.live(subscription_id)], "the subscription was deleted")
+        return {}
+
+    async def delete_topic(self, topic: str, if_unused: bool) -> None:
+        """Remove a topic and every subscription of it. Raises UnknownTopic, TopicInUse."""
+        async with self._changing:
+            self._logs(topic)
+            used_by = self.on_topic(topic)
+            if if_unused and used_by:
+                names = ", ".join(sorted(live.name for live in used_by))
+                raise TopicInUse(f"topic {topic!r} has subscriptions: {names}")
+            with trio.CancelScope(shield=True):
+                await self._remove(used_by, f"topic {topic!r} was deleted")
+                await self._engine.delete_topic(topic)
+
+    async def _remove(self, lives: list[ActiveSubscription], reason: str) -> None:
+        for live in lives:
+            self.deliveries.remove(live, reason)
+        await self._engine.metadata.delete(*(key for live in lives for key in _keys(live.name)))
+
+    def partitions_added(self, topic: str) -> None:
+        """Serve the new partitions of a topic from their beginning."""
+        logs = self._logs(topic)
+        for live in self.on_topic(topic):
+            self.deliveries.add_partitions(live, logs)
+
+    async def fork(self, subscription_id: str, new_id: str) -> dict[str, Any]:
+        """Make a subscription that stands exactly where another one stands. Raises SubscriptionExists."""
+        check_name("subscription", new_id)
+        async with self._changing:
+            source = self.live(subscription_id)
+            if self.deliveries.get(new_id) is not None:
+                raise SubscriptionExists(f"subscription {new_id!r} exists already")
+            snapshot = source.subscription.snapshot().forked()
+            forked = Subscription.restore(new_id, snapshot, trio.current_time(), random.Random())
+            made = await self._add(ActiveSubscription(new_id, source.topic, now_ms(), forked, source.logs))
+            await self.deliveries.save(source)  # its snapshot was taken for another purpose
+        return made
+
+    # Looking
+
+    def on_topic(self, topic: str) -> list[ActiveSubscription]:
+        """Return the subscriptions of a topic."""
+        return [live for live in self.deliveries if live.topic == topic]
+
+    async def list_all(self, topic: str | None = None) -> list[dict[str, Any]]:
+        """Return all subscriptions, or those of one topic, by name."""
+        lives = sorted(self.deliveries, key=lambda live: live.name)
+        return [self._summary(live) for live in lives if topic is None or live.topic == topic]
+
+    def _summary(self, live: ActiveSubscription) -> dict[str, Any]:
+        return {
+            "subscription_id": live.name,
+            "topic": live.topic,
+            "created_ms": live.created_ms,
+            "paused": live.subscription.paused,
+            "subscribers": len(live.outlets),
+            "options": msgspec.to_builtins(live.subscription.options),
+        }
+
+    async def describe(self, subscription_id: str) -> dict[str, Any]:
+        """Return a subscription in numbers. Raises UnknownSubscription."""
+        live = self.live(subscription_id)
+        numbers = msgspec.to_builtins(live.subscription.describe(live.ends()))
+        oldest = await self._oldest_unacked_ms(live)
+        age = None if oldest is None else max(0, now_ms() - oldest) / 1000
+        return {**numbers, **self._summary(live), **numbers, "oldest_unacked_age": age, "fault": live.fault}
+
+    async def _oldest_unacked_ms(self, live: ActiveSubscription) -> int | None:
+        times = []
+        for partition, log in live.logs.items():
+            floor = max(live.subscription.floor(partition), log.first_offset)
+            if floor < log.end_offset:
+                chunk = await log.read(floor, 1)
+                times.append(int.from_bytes(chunk.frames[16:24], "big"))  # the frame's timestamp
+        return min(times, default=None)
+
+    async def explain(self, subscription_id: str, offset: int, partition: int = 0) -> dict[str, str]:
+        """Say why a message is where it is. Raises UnknownSubscription, BadRequest."""
+        live = self.live(subscription_id)
+        if partition not in live.logs:
+            raise BadRequest(f"topic {live.topic!r} has no partition {partition}")
+        end = live.logs[partition].end_offset
+        text = live.subscription.explain(partition, offset, end, trio.current_time())
+        return {"text": f"the subscription stands still: {live.fault}; {text}" if live.fault else text}
+
+    # Changing
+
+    async def pause(self, subscription_id: str) -> dict[str, Any]:
+        """Deliver nothing until resume()."""
+        return await self._changed(self.live(subscription_id), Subscription.pause)
+
+    async def resume(self, subscription_id: str) -> dict[str, Any]:
+        """Deliver again."""
+        return await self._changed(self.live(subscription_id), Subscription.resume)
+
+    async def seek(self, subscription_id: str, to: int | str, partition: int | None = None) -> dict[str, Any]:
+        """Begin anew at an offset or a time, in one partition or in all. Raises BadRequest."""
+        live = self.live(subscription_id)
+        chosen = live.logs if partition is None else {partition: live.logs.get(partition)}
+        targets: dict[int, int] = {}
+        for number, log in chosen.items():
+            if log is None:
+                raise BadRequest(f"topic {live.topic!r} has no partition {number}")
+            targets[number] = await resolve(log, to)
+
+        def move(subscription: Subscription) -> None:
+            for number, offset in targets.items():
+                subscription.seek(number, offset)
+
+        return await self._changed(live, move)
+
+    async def _changed(self, live: ActiveSubscription, change: Callable[[Subscription], None]) -> dict[str, Any]:
+        """Change a subscription durably, and look what it decides now."""
+        change(live.subscription)
+        await self.deliveries.save(live)
+        self.deliveries.touch(live)
+        return self._summary(live)
+
+    # Dead letters
+
+    async def _bury(self, live: ActiveSubscription, letter: DeadLetterDecision, frame: bytes) -> None:
+        properties, message = properties_of(
+            frame, live.name, live.topic, letter.partition, letter.attempts, letter.reason
+        )
+        target = live.subscription.options.dead_letters_of(live.name)
+        if target not in self._engine.topics():
+            async with self._changing:
+                live.check_in_service()
+                await self._make_topic(target)
+        await self._store(target, message.body, 0, message.properties.get("key"), properties)
+
+    async def dead_letters(self, subscription_id: str, max: int = 100) -> list[DeadLetterView]:
+        """Return the letters that are neither retried nor purged, oldest first."""
+        live = self.live(subscription_id)
+        target = live.subscription.options.dead_letters_of(live.name)
+        if target not in self._engine.topics():
+            return []
+        return await self._dead_letters.read(live.name, self._engine.log(target, 0), max)
+
+    async def retry_dead_letters(self, subscription_id: str, numbers: list[int] | None = None) -> dict[str, int]:
+        """Deliver dead-lettered messages again, to this subscription alone."""
+        live = self.live(subscription_id)
+        letters = await self._chosen(subscription_id, numbers)
+        for letter in letters:
+            live.subscription.retry(letter.partition, letter.offset, letter.key)
+        await self.deliveries.save(live)
+        live.check_in_service()
+        await self._dead_letters.note_done(live.name, [letter.number for letter in letters])
+        self.deliveries.touch(live)
+        return {"retried": len(letters)}
+
+    async def purge_dead_letters(self, subscription_id: str, numbers: list[int] | None = None) -> dict[str, int]:
+        """Forget dead letters."""
+        live = self.live(subscription_id)
+        letters = await self._chosen(subscription_id, numbers)
+        live.check_in_service()
+        await self._dead_letters.note_done(subscription_id, [letter.number for letter in letters])
+        return {"purged": len(letters)}
+
+    async def _chosen(self, subscription_id: str, numbers: list[int] | None) -> list[DeadLetterView]:
+        letters = await self.dead_letters(subscription_id, ALL)
+        if numbers is None:
+            return letters
+        known = {letter.number: letter for letter in letters}
+        missing = [number for number in numbers if number not in known]
+        if missing:
+            raise BadRequest(f"subscription {subscription_id!r} has no dead letter {missing[0]}")
+        return [known[number] for number in numbers]
+
+
+def _keys(name: str) -> tuple[str, str]:
+    """Return where the metadata keeps what belongs to a subscription."""
+    return f"subscription/{name}", f"dead/{name}"

@@ -1,0 +1,332 @@
+"""Every setting, declared once, and where its value in force came from.
+
+A setting is one annotated field below: that row gives its name, environment variable, flag, kind, bounds and help.
+Flags win over the environment, the environment over the file, the file over the defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, get_type_hints
+
+import msgspec
+
+from qb.core.wire.value_kinds import BOOLEAN, HOURS, INTEGER, LOG_LEVEL, SECONDS, SIZE, TEXT, Kind
+
+
+class SettingsError(Exception):
+    """A setting that is unknown or malformed: one line that names it, where it came from and what is wrong."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(" ".join(what.split()))
+
+
+class Setting(NamedTuple):
+    """One row of the table. `name` and `default` come from the field that the row annotates."""
+
+    environment: str
+    kind: Kind
+    help: str
+    alias: str | None = None  # a second, shorter flag
+    name: str = ""
+    default: Any = None
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The flag is the variable's name without the prefix: QB_DATA_DIR is --data-dir."""
+        flag = "--" + self.environment.removeprefix("QB_").lower().replace("_", "-")
+        return (flag, self.alias) if self.alias else (flag,)
+
+
+# --- the settings: adding one is adding one row ---
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The broker and its binary door."""
+
+    host: Annotated[str, Setting("QB_SERVER_HOST", TEXT, "address to listen on", alias="--host")] = "127.0.0.1"
+    port: Annotated[
+        int,
+        Setting("QB_SERVER_PORT", INTEGER.within(0, 65535), "port to listen on; 0 takes a free one", alias="--port"),
+    ] = 9999
+    heartbeat_interval: Annotated[
+        float, Setting("QB_HEARTBEAT_INTERVAL", SECONDS.within(0.01), "a peer silent for two of these is dropped")
+    ] = 30.0
+    max_connections: Annotated[
+        int, Setting("QB_MAX_CONNECTIONS", INTEGER.within(1, 1_000_000), "connections open at the same time")
+    ] = 10_000
+    max_message_size: Annotated[
+        int, Setting("QB_MAX_MESSAGE_SIZE", SIZE.within(1, 2**30), "bytes in the body of one message")
+    ] = 16 * 2**20
+    shutdown_grace: Annotated[
+        float, Setting("QB_SHUTDOWN_GRACE", SECONDS.within(0), "time to finish what was received when told to stop")
+    ] = 10.0
+    log_level: Annotated[str, Setting("QB_LOG_LEVEL", LOG_LEVEL, "least severe line that is logged")] = "info"
+    auto_create_topics: Annotated[
+        bool, Setting("QB_AUTO_CREATE_TOPICS", BOOLEAN, "make an unknown topic when it is published to")
+    ] = False
+    max_partitions: Annotated[
+        int, Setting("QB_MAX_PARTITIONS", INTEGER.within(1, 100_000), "partitions that one topic may have")
+    ] = 1024
+    transaction_timeout: Annotated[
+        float,
+        Setting(
+            "QB_TRANSACTION_TIMEOUT", SECONDS.within(0.01), "a stage to which nothing is added for so long expires"
+        ),
+    ] = 3600.0
+    transaction_memory_hours: Annotated[
+        float,
+        Setting("QB_TRANSACTION_MEMORY_HOURS", HOURS.within(0.001), "how long a committed id without number is known"),
+    ] = 168.0
+
+
+class JsonSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The JSON-lines door."""
+
+    host: Annotated[str, Setting("QB_JSON_HOST", TEXT, "address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Setting("QB_JSON_PORT", INTEGER.within(0, 65535), "port to listen on; 0: no such door")] = 4040
+
+
+class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The HTTP door."""
+
+    host: Annotated[str, Setting("QB_HTTP_HOST", TEXT, "address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Setting("QB_HTTP_PORT", INTEGER.within(0, 65535), "port to listen on; 0: no such door")] = 8080
+
+
+class StorageSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The logs on disk."""
+
+    data_dir: Annotated[str, Setting("QB_DATA_DIR", TEXT, "directory that holds everything stored")] = "./storage/data"
+    fsync_on_write: Annotated[
+        bool, Setting("QB_FSYNC_ON_WRITE", BOOLEAN, "ack a publish only when it is on stable storage")
+    ] = True
+    segment_bytes: Annotated[
+        int, Setting("QB_SEGMENT_BYTES", SIZE.within(1024), "a segment of this size is closed and a new one started")
+    ] = 128 * 2**20
+    segment_hours: Annotated[
+        float, Setting("QB_SEGMENT_HOURS", HOURS.within(0.001), "a segment of this age is closed and a new one started")
+    ] = 168.0
+    retention_hours: Annotated[
+        float, Setting("QB_RETENTION_HOURS", HOURS.within(0), "drop closed segments older than this; 0: never")
+    ] = 0.0
+    retention_bytes: Annotated[
+        int, Setting("QB_RETENTION_BYTES", SIZE.within(0), "drop the oldest segments of a larger partition; 0: never")
+    ] = 0
+    tail_bytes: Annotated[
+        int, Setting("QB_TAIL_BYTES", SIZE.within(0), "memory for the newest messages, shared by all partitions")
+    ] = 32 * 2**20
+    max_pending_bytes: Annotated[
+        int,
+        Setting("QB_MAX_PENDING_BYTES", SIZE.within(1), "bytes waiting for one log before its publishers must wait"),
+    ] = 8 * 2**20
+    retention_interval: Annotated[
+        float, Setting("QB_RETENTION_INTERVAL", SECONDS.within(0.01), "time between two looks for segments to drop")
+    ] = 60.0
+
+
+class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client does when nobody tells it otherwise."""
+
+    request_timeout: Annotated[
+        float, Setting("QB_REQUEST_TIMEOUT", SECONDS.within(0.001), "how long a request waits for its answer")
+    ] = 30.0
+    heartbeat_interval: Annotated[
+        float,
+        Setting("QB_CLIENT_HEARTBEAT_INTERVAL", SECONDS.within(0.01), "how often an idle client says that it lives"),
+    ] = 30.0
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that can be set; each field is a section."""
+
+    server: ServerSettings = ServerSettings()
+    json: JsonSettings = JsonSettings()
+    http: HttpSettings = HttpSettings()
+    storage: StorageSettings = StorageSettings()
+    client: ClientSettings = ClientSettings()
+
+
+def _rows() -> Iterator[Setting]:
+    for section, struct in get_type_hints(Settings).items():
+        for field, hint in get_type_hints(struct, include_extras=True).items():
+            (row,) = hint.__metadata__
+            yield row._replace(name=f"{section}.{field}", default=getattr(struct(), field))
+
+
+TABLE: tuple[Setting, ...] = tuple(_rows())
+CONFIG_FILE, CONFIG_FILE_FLAG = "QB_CONFIG_FILE", "--config-file"
+DEBUG = "QB_DEBUG"  # read by the command line: show tracebacks
+
+_BY_NAME = {setting.name: setting for setting in TABLE}
+_BY_VARIABLE = {setting.environment: setting for setting in TABLE}
+_BY_FLAG = {flag: setting for setting in TABLE for flag in setting.flags}
+_SECTIONS = tuple(get_type_hints(Settings))
+
+
+class LoadedSettings(NamedTuple):
+    """The settings in force and, for each name, `default`, `file F`, `environment V` or `flag --f`."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+
+def load(argv: Sequence[str], environ: Mapping[str, str], switches: Collection[str] = ()) -> LoadedSettings:
+    """Return what the flags, the environment and the file say. Blocks only to read the file.
+
+    `argv` is without the program's name. `switches` are flags without a value that the caller looks after.
+    Raises SettingsError.
+    """
+    flags, file = _read_flags(argv, switches)
+    variables = _read_environment(environ)
+    if file is None and CONFIG_FILE in environ:
+        file = environ[CONFIG_FILE], f"environment {CONFIG_FILE}"
+    values = {setting.name: setting.default for setting in TABLE}
+    origins = dict.fromkeys(values, "default")
+    for setting, value, origin in [*_read_file(file), *variables, *flags]:  # the later wins
+        values[setting.name] = _checked(setting, value, origin)
+        origins[setting.name] = origin
+    return LoadedSettings(_assemble(values), origins)
+
+
+def render(loaded: LoadedSettings) -> str:
+    """Return the settings in force as aligned lines: name, value, where it came from."""
+    rows = [(row.name, row.kind.show(_value(loaded.settings, row)), loaded.origins[row.name]) for row in TABLE]
+    return _aligned(rows)
+
+
+def describe_flags() -> str:
+    """Return aligned help lines: flag, variable, default, meaning."""
+    rows = [(", ".join(row.flags), row.environment, row.kind.show(row.default), row.help) for row in TABLE]
+    return _aligned([*rows, (CONFIG_FILE_FLAG, CONFIG_FILE, "", "YAML file with settings, by section")])
+
+
+# --- the three sources: each yields (setting, raw value, origin) ---
+
+Given = tuple[Setting, object, str]
+File = tuple[str, str]  # its path, and who named it
+
+
+def _read_flags(argv: Sequence[str], switches: Collection[str]) -> tuple[list[Given], File | None]:
+    given: list[Given] = []
+    file: File | None = None
+    words = iter(argv)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if word in switches:
+            continue
+        if not word.startswith("-"):
+            raise SettingsError(f"{word!r}: unexpected argument; settings are given as --name VALUE")
+        if flag in switches:
+            raise SettingsError(f"{flag}: this flag takes no value")
+        if flag != CONFIG_FILE_FLAG and flag not in _BY_FLAG:
+            raise SettingsError(f"{flag}: unknown flag{_nearest(flag, [*_BY_FLAG, CONFIG_FILE_FLAG, *switches])}")
+        text = value if equals else next(words, None)
+        if text is None or (not equals and text.startswith("--")):
+            raise SettingsError(f"{flag}: this flag needs a value")
+        if flag == CONFIG_FILE_FLAG:
+            file = text, f"flag {flag}"
+        else:
+            given.append((_BY_FLAG[flag], text, f"flag {flag}"))
+    return given, file
+
+
+def _read_environment(environ: Mapping[str, str]) -> list[Given]:
+    names = sorted(name for name in environ if name.startswith("QB_") and name not in (CONFIG_FILE, DEBUG))
+    for name in names:
+        if name not in _BY_VARIABLE:
+            hint = _nearest(name, [*_BY_VARIABLE, CONFIG_FILE, DEBUG])
+            raise SettingsError(f"{name}: unknown setting in the environment{hint}")
+    return [(_BY_VARIABLE[name], environ[name], f"environment {name}") for name in names]
+
+
+def _read_file(file: File | None) -> Iterator[Given]:
+    if file is None:
+        return
+    origin = f"file {file[0]}"
+    for section, fields in _mapping(_parse_yaml(*file), "the settings file", origin).items():
+        if section not in _SECTIONS:
+            raise SettingsError(f"{section}: unknown section in {origin}{_nearest(str(section), _SECTIONS)}")
+        for field, value in _mapping(fields, section, origin).items():
+            name = f"{section}.{field}"
+            if name not in _BY_NAME:
+                raise SettingsError(f"{name}: unknown setting in {origin}{_nearest(name, _BY_NAME)}")
+            yield _BY_NAME[name], value, origin
+
+
+def _parse_yaml(path: str, named_by: str) -> object:
+    import yaml  # here, because most starts have no file
+
+    try:
+        with open(path, "rb") as file:
+            return yaml.safe_load(file)
+    except OSError as error:
+        what = f"cannot be read: {error.strerror}"
+    except yaml.MarkedYAMLError as error:
+        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        what = f"is not YAML{line}: {error.problem}"
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        what = f"is not YAML: {error}"
+    raise SettingsError(f"settings file {path!r} (from {named_by}) {what}")
+
+
+def _mapping(value: object, name: object, origin: str) -> Mapping[object, object]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise SettingsError(f"{name}: must be settings by name, not {_short(value)} (from {origin})")
+    return value
+
+
+# --- checking and assembling ---
+
+
+def _checked(setting: Setting, value: object, origin: str) -> Any:
+    try:
+        return setting.kind.parse(_as_text(setting, value))
+    except ValueError:
+        given = "empty" if isinstance(value, str) and not value.strip() else _short(value)
+        must = f"must be {setting.kind.must_be}, not {given}"
+        raise SettingsError(f"{setting.name}: {must} (from {origin})") from None
+
+
+def _as_text(setting: Setting, value: object) -> str:
+    """Return what a person would have written: YAML has already turned `9999` or `yes` into something else."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) and setting.kind is BOOLEAN:
+        return BOOLEAN.show(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and setting.kind is not TEXT:
+        return str(value)
+    raise ValueError(value)
+
+
+def _assemble(values: Mapping[str, Any]) -> Settings:
+    sections: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
+    for name, value in values.items():
+        section, field = name.split(".")
+        sections[section][field] = value
+    return msgspec.convert(sections, Settings)
+
+
+def _value(settings: Settings, setting: Setting) -> Any:
+    section, field = setting.name.split(".")
+    return getattr(getattr(settings, section), field)
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    from difflib import get_close_matches  # here, because most starts have no mistake
+
+    matches = get_close_matches(name, known, n=1, cutoff=0.75)
+    return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def _short(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)

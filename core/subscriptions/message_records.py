@@ -1,0 +1,75 @@
+"""A message with a history, and a death that nobody has been charged with yet."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from qb.core.subscriptions.deadlines import NEVER
+
+
+class MessagePlace(Enum):
+    """Where a recorded message is. Fresh messages have no record."""
+
+    LEASED = auto()
+    READY = auto()  # goes out as soon as there is a window
+    RESTING = auto()  # in backoff
+    LONELY = auto()  # to be offered alone
+    DYING = auto()  # its dead letter is being written
+    SETTLED = auto()  # the record is dead; a queue that still has it skips it
+
+
+class UnexplainedDeath:
+    """A subscriber's death that could have been the work of several messages, its suspects."""
+
+    __slots__ = ("explained",)
+
+    def __init__(self) -> None:
+        self.explained = False
+
+
+class MessageRecord:
+    """One message that has been delivered before, or, in key_shared, looked at."""
+
+    __slots__ = (
+        "alone",
+        "attempts",
+        "deaths",
+        "due",
+        "failures",
+        "holder",
+        "key",
+        "offset",
+        "partition",
+        "place",
+        "reason",
+    )
+
+    def __init__(self, partition: int, offset: int, attempts: int = 0, key: str | None = None) -> None:
+        self.partition = partition
+        self.offset = offset
+        self.key = key  # known in key_shared alone
+        self.attempts = attempts  # deliveries made
+        self.failures = 0  # deliveries that are held against it
+        self.place = MessagePlace.READY
+        self.due = NEVER  # when it stops resting
+        self.reason = ""  # of its last failure
+        self.holder = ""  # who has it, or had it last
+        self.alone = False  # offered alone from now on
+        self.deaths: tuple[UnexplainedDeath, ...] = ()  # of which it is a suspect, or was until they were explained
+
+    @property
+    def suspicions(self) -> tuple[UnexplainedDeath, ...]:
+        """The deaths of which it is a suspect and that nobody has been charged with."""
+        return tuple(death for death in self.deaths if not death.explained) if self.deaths else ()
+
+    def take_the_blame(self) -> None:
+        """Explain the earlier deaths of which this message is a suspect: they are counted as its failures."""
+        for death in self.suspicions:
+            death.explained = True
+            self.failures += 1
+        self.deaths = ()
+
+    def clear(self) -> None:
+        """End suspicion and loneliness: a handler has survived this message."""
+        self.deaths = ()
+        self.alone = False

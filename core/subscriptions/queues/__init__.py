@@ -1,0 +1,1 @@
+"""The order in which ready messages go out, by mode."""

@@ -1,0 +1,111 @@
+"""Ready messages in offset order, each to whoever is next in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from itertools import count
+from typing import Protocol
+
+from qb.core.subscriptions.leases import JoinedSubscriber
+from qb.core.subscriptions.message_records import MessagePlace, MessageRecord
+from qb.core.subscriptions.queues.round_robin import RoundRobin
+
+_ties = count()  # so that heaps never compare records
+
+
+class ReadyQueue(Protocol):
+    """Where ready messages wait, and the order in which they go out."""
+
+    def push(self, record: MessageRecord) -> None:
+        """Take a message that is ready."""
+
+    def hold(self, record: MessageRecord) -> None:
+        """Know that a message is not ready: it rests, dies, or waits to be offered alone."""
+
+    def settled(self, record: MessageRecord) -> None:
+        """Forget a message."""
+
+    def left(self, subscriber: JoinedSubscriber) -> None:
+        """Know that a subscriber is gone."""
+
+    def owner(self, record: MessageRecord) -> JoinedSubscriber | None:
+        """Return the only subscriber that may have this message, if there is one."""
+
+    def is_first(self, record: MessageRecord) -> bool:
+        """Return whether nothing else has to go out before this message."""
+
+    def bind(self, record: MessageRecord, subscriber: JoinedSubscriber) -> None:
+        """Know that a message goes to this subscriber, past the queue."""
+
+    def followers(self, record: MessageRecord) -> list[MessageRecord]:
+        """Return the messages in flight that must not be handled before this one."""
+
+    def assign(self, turn: RoundRobin) -> Iterator[tuple[JoinedSubscriber, MessageRecord]]:
+        """Take messages out, each with who gets it, as long as there is room.
+
+        Each one counts in `subscriber.promised` before the next is asked for; stopping early loses nothing.
+        """
+
+    def may_have_work(self) -> bool:
+        """False if there is surely nothing to assign."""
+
+
+class ReadyHeap:
+    """Ready records by offset. One that is no longer ready is skipped, so that nothing needs to be searched for."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, int, MessageRecord]] = []
+
+    def push(self, record: MessageRecord) -> None:
+        """Add a record."""
+        heappush(self._heap, (record.offset, record.partition, next(_ties), record))
+
+    def first(self) -> MessageRecord | None:
+        """Return the record of the lowest offset, and keep it."""
+        heap = self._heap
+        while heap and heap[0][3].place is not MessagePlace.READY:
+            heappop(heap)
+        return heap[0][3] if heap else None
+
+    def pop(self) -> MessageRecord:
+        """Take out what first() has returned."""
+        return heappop(self._heap)[3]
+
+
+class SharedQueue:
+    """The queue of every mode but key_shared."""
+
+    def __init__(self) -> None:
+        self._ready = ReadyHeap()
+
+    def push(self, record: MessageRecord) -> None:
+        self._ready.push(record)
+
+    def hold(self, record: MessageRecord) -> None:
+        pass
+
+    def settled(self, record: MessageRecord) -> None:
+        pass
+
+    def left(self, subscriber: JoinedSubscriber) -> None:
+        pass
+
+    def owner(self, record: MessageRecord) -> JoinedSubscriber | None:
+        return None
+
+    def is_first(self, record: MessageRecord) -> bool:
+        return True
+
+    def bind(self, record: MessageRecord, subscriber: JoinedSubscriber) -> None:
+        pass
+
+    def followers(self, record: MessageRecord) -> list[MessageRecord]:
+        return []
+
+    def assign(self, turn: RoundRobin) -> Iterator[tuple[JoinedSubscriber, MessageRecord]]:
+        while self._ready.first() and (subscriber := turn.next()):
+            yield subscriber, self._ready.pop()
+
+    def may_have_work(self) -> bool:
+        return self._ready.first() is not None

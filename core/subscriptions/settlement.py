@@ -1,0 +1,122 @@
+"""What subscribers say about messages that they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from qb.core.subscriptions.cursor import Cursor, Settlement
+from qb.core.subscriptions.failures import fail, take_back_followers
+from qb.core.subscriptions.leases import Lease
+from qb.core.subscriptions.message_records import MessagePlace, MessageRecord
+from qb.core.subscriptions.subscription_options import LONGEST, check_between
+from qb.core.subscriptions.subscription_state import SubscriptionState
+from qb.core.wire.offset_runs import intersect
+
+
+def ack(state: SubscriptionState, name: str, partition: int, runs: Iterable[range], now: float) -> int:
+    """Settle messages that the subscriber holds, or had last; returns how many there were."""
+    subscriber = state.member(name)
+    cursor = state.cursor(partition)
+    delivered = range(cursor.next)
+    acked = 0
+    for run in runs:
+        run = intersect(run, delivered)  # whatever a peer may ask for, its length is now a sane number
+        left = len(run)
+        for lease, part in subscriber.find(partition, run):
+            _settle_leased(state, cursor, lease, part)
+            cursor.settlements.append(Settlement(part, now, f"acked by {name}"))
+            left -= len(part)
+        if left and cursor.waiting:
+            left -= _ack_late(state, cursor, name, run, now)
+        acked += len(run) - left
+    if acked:
+        subscriber.keep_places(acked, state.snapshots + 1)
+        state.acked += acked
+        state.breaker.acked(acked, now)
+    return acked
+
+
+def _settle_leased(state: SubscriptionState, cursor: Cursor, lease: Lease, part: range) -> None:
+    state.release(lease, part)
+    if lease.recorded:
+        for offset in part:
+            state.settle(cursor.leased[offset])
+
+
+def _ack_late(state: SubscriptionState, cursor: Cursor, name: str, run: range, now: float) -> int:
+    """Settle those of the run whose lease has ended and that nobody else has got since."""
+    offsets = run if len(run) < len(cursor.waiting) else [offset for offset in cursor.waiting if offset in run]
+    late = [cursor.waiting[offset] for offset in offsets if offset in cursor.waiting]
+    late = [record for record in late if record.holder == name and record.place is not MessagePlace.DYING]
+    for record in late:
+        state.settle(record)
+        cursor.settlements.append(Settlement(range(record.offset, record.offset + 1), now, f"acked by {name}"))
+    return len(late)
+
+
+def nack(
+    state: SubscriptionState,
+    name: str,
+    partition: int,
+    offset: int,
+    reason: str,
+    now: float,
+    delay: float | None = None,
+) -> bool:
+    """Give a message back as failed; False if the subscriber does not hold it."""
+    if delay is not None:
+        check_between("delay", delay, 0, LONGEST)
+    state.cursor(partition)
+    found = state.member(name).find(partition, range(offset, offset + 1))
+    for lease, part in found:
+        record = _take_one(state, lease, part)
+        record.clear()
+        state.nacked += 1
+        state.breaker.nacked(partition, offset, now)
+        fail(state, record, reason, now, charged=not state.breaker.open, delay=delay)
+    return bool(found)
+
+
+def _take_one(state: SubscriptionState, lease: Lease, part: range) -> MessageRecord:
+    (record,) = state.take_back(lease, part)
+    take_back_followers(state, record)
+    return record
+
+
+def extend(
+    state: SubscriptionState, name: str, partition: int | None, runs: Iterable[range], seconds: float, now: float
+) -> int:
+    """Move deadlines to so many seconds from now, never nearer; returns of how many messages.
+
+    Without a partition: of all that the subscriber holds.
+    """
+    check_between("seconds", seconds, 0, LONGEST)
+    subscriber = state.member(name)
+    if partition is None:
+        found = [(lease, lease.offsets) for lease in subscriber.leases()]
+    else:
+        delivered = range(state.cursor(partition).next)
+        found = [hit for run in runs for hit in subscriber.find(partition, intersect(run, delivered))]
+    due = now + seconds
+    for lease, part in found:
+        if due > lease.due:
+            _extend(state, lease, part, due)
+    return sum(len(part) for _, part in found)
+
+
+def _extend(state: SubscriptionState, lease: Lease, part: range, due: float) -> None:
+    if len(part) < len(lease.offsets):
+        state.cut(lease, part)
+        lease = lease.part(part)
+        lease.subscriber.add(lease)
+    state.deadlines.set(lease, due)
+
+
+def started(state: SubscriptionState, name: str, partition: int, offset: int) -> bool:
+    """Note that the subscriber's handler starts on this message; False if it does not hold it."""
+    state.cursor(partition)
+    subscriber = state.member(name)
+    if not subscriber.find(partition, range(offset, offset + 1)):
+        return False
+    subscriber.in_hand.add((partition, offset))
+    return True

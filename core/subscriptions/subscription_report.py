@@ -1,0 +1,188 @@
+"""A subscription in numbers, and one message in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from qb.core.subscriptions.cursor import Cursor
+from qb.core.subscriptions.leases import JoinedSubscriber, Lease
+from qb.core.subscriptions.message_records import MessagePlace, MessageRecord
+from qb.core.subscriptions.subscription_state import MAX_WAITING, SubscriptionState
+
+LISTED = 5  # subscribers named in one sentence
+
+
+class PartitionReport(msgspec.Struct, frozen=True):
+    """One partition. If `floor` is below `end`, it is the oldest message that is not settled."""
+
+    partition: int
+    floor: int
+    next: int
+    end: int
+    lag: int  # messages not settled
+    in_flight: int
+    waiting: int
+
+
+class SubscriberReport(msgspec.Struct, frozen=True):
+    """One subscriber."""
+
+    subscriber: str
+    in_flight: int
+    unsaved_acks: int  # these keep their places in the window until they are durable
+    window: int
+    active: bool  # False: it stands by
+
+
+class SubscriptionReport(msgspec.Struct, frozen=True):
+    """A subscription in numbers."""
+
+    subscription_id: str
+    mode: str
+    paused: bool
+    outage: bool  # is the breaker open?
+    lag: int
+    in_flight: int
+    waiting: int
+    redelivered: int
+    dead_lettered: int
+    partitions: list[PartitionReport]
+    subscribers: list[SubscriberReport]
+
+
+def floor(state: SubscriptionState, cursor: Cursor) -> int:
+    """Return the lowest offset that is not settled."""
+    lowest = min(cursor.waiting, default=cursor.next)
+    for subscriber in state.subscribers.values():
+        lease = next(subscriber.leases(cursor.partition), None)
+        if lease is not None:
+            lowest = min(lowest, lease.offsets.start)
+    return lowest
+
+
+def describe(state: SubscriptionState, ends: Mapping[int, int]) -> SubscriptionReport:
+    """Return the numbers; `ends` are the visible ends of the partitions."""
+    partitions = [_partition(state, cursor, ends[cursor.partition]) for cursor in state.cursors.values()]
+    active = set(state.turn)
+    return SubscriptionReport(
+        subscription_id=state.name,
+        mode=state.options.mode,
+        paused=state.paused,
+        outage=state.breaker.open,
+        lag=sum(report.lag for report in partitions),
+        in_flight=sum(report.in_flight for report in partitions),
+        waiting=sum(report.waiting for report in partitions),
+        redelivered=state.redelivered,
+        dead_lettered=state.dead_lettered,
+        partitions=partitions,
+        subscribers=[
+            SubscriberReport(member.name, member.in_flight, member.unsaved, member.window, member in active)
+            for member in state.subscribers.values()
+        ],
+    )
+
+
+def _partition(state: SubscriptionState, cursor: Cursor, end: int) -> PartitionReport:
+    in_flight = sum(
+        len(lease.offsets) for member in state.subscribers.values() for lease in member.leases(cursor.partition)
+    )
+    waiting = len(cursor.waiting)
+    lag = max(0, end - cursor.next) + in_flight + waiting
+    return PartitionReport(cursor.partition, floor(state, cursor), cursor.next, end, lag, in_flight, waiting)
+
+
+def explain(state: SubscriptionState, partition: int, offset: int, end: int, now: float) -> str:
+    """Say in words where a message is and why; `end` is the visible end of its partition. Raises BadRequest."""
+    cursor = state.cursor(partition)
+    if offset >= end:
+        return f"not published yet: partition {partition} ends at {end}"
+    if lease := _lease_of(state, partition, offset):
+        return _in_flight(lease, offset, now)
+    if record := cursor.waiting.get(offset):
+        return _waiting(state, record, now)
+    if offset < cursor.next:
+        return _settled(cursor, offset, now)
+    before = offset - cursor.next
+    why = _why_not_sent(state, state.turn, now)
+    queue = f" ({before} fresh before it)" if before else ""
+    return f"fresh, never delivered{queue}; {why}"
+
+
+def _lease_of(state: SubscriptionState, partition: int, offset: int) -> Lease | None:
+    wanted = range(offset, offset + 1)
+    found = (lease for member in state.subscribers.values() for lease, _ in member.find(partition, wanted))
+    return next(found, None)
+
+
+def _in_flight(lease: Lease, offset: int, now: float) -> str:
+    subscriber = lease.subscriber
+    handling = ", which has it in hand" if (lease.partition, offset) in subscriber.in_hand else ""
+    alone = ", alone" if subscriber.reserved and subscriber.in_flight == 1 else ""
+    return (
+        f"in flight to {subscriber.name}{handling}{alone}: attempt {lease.attempt}, "
+        f"pushed {now - lease.since:.1f} s ago, to be acked within {lease.due - now:.1f} s"
+    )
+
+
+def _waiting(state: SubscriptionState, record: MessageRecord, now: float) -> str:
+    past = f"delivered {record.attempts} times"
+    if record.reason:
+        past += f", last failure: {record.reason}"
+    if record.place is MessagePlace.DYING:
+        target = state.options.dead_letters_of(state.name)
+        return f"being dead-lettered to {target} after {record.failures} failures; {past}"
+    if record.place is MessagePlace.RESTING:
+        return f"in backoff for another {max(0.0, record.due - now):.1f} s; {past}"
+    if record.place is MessagePlace.LONELY:
+        return f"waiting to be offered alone to a subscriber that has nothing else in flight; {past}"
+    return f"waiting for its turn, {past}; {_why_not_ready(state, record, now)}"
+
+
+def _why_not_ready(state: SubscriptionState, record: MessageRecord, now: float) -> str:
+    if state.keyed is None or record.key is None:
+        return _why_not_sent(state, state.turn, now)
+    lane = state.keyed.lane(record)
+    if before := lane.before(record):
+        return f"behind offset {before.offset} of partition {before.partition}, which has the same key {record.key!r}"
+    if lane.owner is not None:
+        return f"key {record.key!r} belongs to {lane.owner.name}; {_why_not_sent(state, [lane.owner], now)}"
+    return _why_not_sent(state, state.turn, now)
+
+
+def _why_not_sent(state: SubscriptionState, members: Iterable[JoinedSubscriber], now: float) -> str:
+    members = list(members)
+    if state.paused:
+        return "the subscription is paused"
+    if not members:
+        return "nobody has joined the subscription"
+    if state.breaker.open:
+        return f"nearly everything fails, so only probes go out: the next in {state.breaker.next_probe - now:.1f} s"
+    if any(member.room > 0 for member in members):
+        full = state.waiting() >= MAX_WAITING
+        return f"{MAX_WAITING} others wait to be delivered again" if full else "next to be delivered"
+    windows = ", ".join(_window(member) for member in members[:LISTED])
+    more = f" and {len(members) - LISTED} more" if len(members) > LISTED else ""
+    return f"waiting for the window of {windows}{more}"
+
+
+def _window(member: JoinedSubscriber) -> str:
+    if member.blocked:
+        return f"{member.name} (does not read)"
+    if member.reserved:
+        return f"{member.name} (kept for a message that has to be alone)"
+    unsaved = f", {member.unsaved} acks are being saved" if member.unsaved else ""
+    return f"{member.name} ({member.in_flight} of {member.window} in flight{unsaved})"
+
+
+def _settled(cursor: Cursor, offset: int, now: float) -> str:
+    if settlement := cursor.settlement(offset):
+        return f"{settlement.how}, {now - settlement.when:.1f} s ago"
+    if offset < cursor.start:
+        return f"skipped: the subscription begins at offset {cursor.start}"
+    if offset < cursor.dropped:
+        return "settled, or dropped by retention before it was"
+    if cursor.settlements:
+        return f"settled more than {now - cursor.settlements[0].when:.1f} s ago; by whom is no longer remembered"
+    return "settled before the broker started"

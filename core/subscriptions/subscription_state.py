@@ -1,0 +1,159 @@
+"""All that a subscription knows, and the moves of a message between its places."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+
+from qb.core.subscriptions.cursor import Cursor
+from qb.core.subscriptions.deadlines import NEVER, Deadlines
+from qb.core.subscriptions.leases import JoinedSubscriber, Lease
+from qb.core.subscriptions.message_records import MessagePlace, MessageRecord
+from qb.core.subscriptions.outage_breaker import OutageBreaker
+from qb.core.subscriptions.push_decisions import DeadLetterDecision
+from qb.core.subscriptions.queues.key_order import KeyOrderedQueue
+from qb.core.subscriptions.queues.round_robin import RoundRobin
+from qb.core.subscriptions.queues.shared_queue import ReadyQueue, SharedQueue
+from qb.core.subscriptions.subscription_options import SubscriptionMode, SubscriptionOptions
+from qb.core.wire.errors import BadRequest, NotJoined
+from qb.core.wire.offset_runs import intersect
+
+MAX_WAITING = 10_000  # messages that came back, or were passed over; then nothing fresh is started
+
+
+class SubscriptionState:
+    """One subscription. Everybody here may read it; what moves a message goes through the methods."""
+
+    def __init__(self, name: str, options: SubscriptionOptions, starts: Mapping[int, int], random: Random) -> None:
+        self.name = name
+        self.options = options
+        self.random = random
+        self.paused = False
+        self.dirty = True  # has it changed since the last snapshot?
+        self.snapshots = 0  # taken since the start
+        self.acked = 0  # since the start, as is the next one
+        self.nacked = 0
+        self.redelivered = 0
+        self.dead_lettered = 0
+        self.cursors = {partition: Cursor(partition, start) for partition, start in sorted(starts.items())}
+        self.rotation = list(self.cursors.values())  # which partition is served first
+        self.subscribers: dict[str, JoinedSubscriber] = {}
+        self.turn = RoundRobin(1 if options.mode in (SubscriptionMode.EXCLUSIVE, SubscriptionMode.FAILOVER) else None)
+        self.keyed = KeyOrderedQueue() if options.mode is SubscriptionMode.KEY_SHARED else None
+        self.queue: ReadyQueue = SharedQueue() if self.keyed is None else self.keyed
+        self.lonely: dict[MessageRecord, None] = {}  # few, if any
+        self.host: JoinedSubscriber | None = None  # who is kept free for, or busy with, a lonely message
+        self.deadlines: Deadlines[Lease] = Deadlines()
+        self.resting: Deadlines[MessageRecord] = Deadlines()
+        self.dying: list[DeadLetterDecision] = []  # not yet told to the broker
+        self.breaker = OutageBreaker()
+
+    def cursor(self, partition: int) -> Cursor:
+        """Return a partition's cursor. Raises BadRequest."""
+        try:
+            return self.cursors[partition]
+        except KeyError:
+            raise BadRequest(f"subscription {self.name!r} has no partition {partition}") from None
+
+    def member(self, name: str) -> JoinedSubscriber:
+        """Return a joined subscriber. Raises NotJoined."""
+        try:
+            return self.subscribers[name]
+        except KeyError:
+            raise NotJoined(f"{name!r} has not joined subscription {self.name!r}") from None
+
+    def waiting(self) -> int:
+        """How many messages are waiting."""
+        return sum(len(cursor.waiting) for cursor in self.cursors.values())
+
+    def lease(
+        self, subscriber: JoinedSubscriber, partition: int, offsets: range, attempt: int, recorded: bool, now: float
+    ) -> None:
+        """Put a run in flight."""
+        lease = Lease(subscriber, partition, offsets, attempt, recorded, now)
+        subscriber.add(lease)
+        self.deadlines.set(lease, now + self.options.ack_deadline)
+        self.dirty = True
+
+    def cut(self, lease: Lease, part: range) -> None:
+        """Take some messages out of a lease."""
+        for remaining in lease.subscriber.release(lease, part):
+            self.deadlines.set(remaining, lease.due)
+        lease.due = NEVER
+        self.dirty = True
+
+    def release(self, lease: Lease, part: range) -> None:
+        """End the lease of some messages; the caller says where they are now."""
+        self.cut(lease, part)
+        subscriber = lease.subscriber
+        if subscriber.in_hand:
+            subscriber.in_hand = {(p, o) for p, o in subscriber.in_hand if p != lease.partition or o not in part}
+
+    def take_back(self, lease: Lease, part: range) -> list[MessageRecord]:
+        """End the lease of some messages and return them with their records, in offset order."""
+        self.release(lease, part)
+        leased = self.cursors[lease.partition].leased
+        records = []
+        for offset in part:
+            record = leased.pop(offset, None) or MessageRecord(lease.partition, offset, lease.attempt)
+            record.holder = lease.subscriber.name
+            records.append(record)
+        return records
+
+    def make_ready(self, record: MessageRecord) -> None:
+        """Let a message go out as soon as there is a window, or an idle subscriber if it is to be alone."""
+        self._wait(record, MessagePlace.LONELY if record.alone else MessagePlace.READY)
+        if record.alone:
+            self.queue.hold(record)
+            self.lonely[record] = None
+        else:
+            self.queue.push(record)
+
+    def make_rest(self, record: MessageRecord, until: float) -> None:
+        """Keep a message back for a while."""
+        self._wait(record, MessagePlace.RESTING)
+        self.queue.hold(record)
+        self.resting.set(record, until)
+
+    def make_die(self, record: MessageRecord) -> None:
+        """Keep a message back until its dead letter is durable."""
+        self._wait(record, MessagePlace.DYING)
+        self.queue.hold(record)
+        self.dying.append(DeadLetterDecision(record.partition, record.offset, record.attempts, record.reason))
+
+    def make_leased(self, record: MessageRecord, subscriber: JoinedSubscriber) -> None:
+        """Note that a waiting message goes to a subscriber; lease() follows."""
+        cursor = self.cursors[record.partition]
+        del cursor.waiting[record.offset]
+        self.lonely.pop(record, None)
+        cursor.leased[record.offset] = record
+        record.place = MessagePlace.LEASED
+        record.holder = subscriber.name
+        record.attempts += 1
+        self.redelivered += record.attempts > 1
+
+    def settle(self, record: MessageRecord) -> None:
+        """Forget a message that has a record; the caller has ended its lease."""
+        cursor = self.cursors[record.partition]
+        cursor.waiting.pop(record.offset, None)
+        cursor.leased.pop(record.offset, None)
+        self.lonely.pop(record, None)
+        record.place = MessagePlace.SETTLED
+        record.due = NEVER
+        self.queue.settled(record)
+        self.dirty = True
+
+    def forget(self, cursor: Cursor, offsets: range) -> None:
+        """Settle whatever is open among these, in flight or waiting."""
+        for subscriber in self.subscribers.values():
+            for lease in list(subscriber.leases(cursor.partition)):
+                if part := intersect(lease.offsets, offsets):
+                    self.release(lease, part)
+        for record in [record for record in cursor.records() if record.offset in offsets]:
+            self.settle(record)
+        self.dying = [d for d in self.dying if d.partition != cursor.partition or d.offset not in offsets]
+
+    def _wait(self, record: MessageRecord, place: MessagePlace) -> None:
+        self.cursors[record.partition].waiting[record.offset] = record
+        record.place = place
+        self.dirty = True

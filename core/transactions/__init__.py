@@ -1,0 +1,1 @@
+"""Messages that become visible as a whole or not at all, once."""

@@ -1,0 +1,208 @@
+"""A decided transaction on its way from its stages to the ends of its partitions.
+
+The copy can be repeated: all transactions are one producer, whose numbers go on from one to the next, and a log says
+which of them it holds. What is held in memory is bounded, whatever the transaction's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import trio
+
+from qb.core.wire.errors import BrokerError, Internal, UnknownPartition, UnknownTopic
+from qb.core.wire.staged_frames import NumberedFrames, number_messages, skip_messages
+from qb.storage.engine import (
+    TRANSACTIONS,
+    AppendRun,
+    Engine,
+    PartitionLog,
+    ProducerRange,
+    StagedMessages,
+    StageLog,
+    Where,
+)
+from qb.storage.signals import Signal
+from qb.storage.stages.transaction_records import CommittedShare, ReservedPartition, TransactionRecord
+
+READ_BYTES = 4_000_000  # of a stage at a time
+RUN_BYTES = 1_000_000  # numbered in one step of the event loop, and written as one batch
+IN_FLIGHT_BYTES = 8_000_000  # given to logs and not yet durable; past this, nothing more is read
+
+
+class CopyTarget:
+    """One log that a transaction goes to, and how far it has come."""
+
+    def __init__(self, log: PartitionLog, held: ReservedPartition, first_number: int) -> None:
+        self.log = log
+        self.held = held
+        self.gone = False  # the topic was deleted: nobody misses its messages
+        self.stored = 0  # messages of the transaction that are durable in it
+        self.given = 0  # those, and those that are on their way
+        self.seen = 0  # messages for it that this pass has come by
+        self._first_number = first_number
+        self._first_offset = self._last_offset = held.end_offset
+
+    @property
+    def is_complete(self) -> bool:
+        return self.gone or self.stored == self.held.messages
+
+    @property
+    def next_number(self) -> int:
+        return self._first_number + self.given
+
+    @property
+    def share(self) -> CommittedShare:
+        return CommittedShare(self.held.topic, self.held.partition, self._first_offset, self._last_offset, self.stored)
+
+    def take_in(self, found: ProducerRange) -> None:
+        """Take note of numbers that the log holds; those of earlier transactions are smaller than ours."""
+        stored = found.first_number + found.count - self._first_number
+        if stored <= self.stored:
+            return
+        if found.first_number <= self._first_number:
+            self._first_offset = found.first_offset + self._first_number - found.first_number
+        self.stored = stored
+        self._last_offset = found.first_offset + found.count - 1
+
+
+class StageCopy:
+    """All of one transaction."""
+
+    def __init__(self, decision: TransactionRecord, engine: Engine) -> None:
+        """Its logs are not held yet. Topics that are gone are left out."""
+        self.decision = decision
+        self._engine = engine
+        self._destinations: dict[Where, CopyTarget] = {}
+        for held in decision.partitions:
+            try:
+                log = engine.log(held.topic, held.partition)
+            except (UnknownTopic, UnknownPartition):
+                continue
+            self._destinations[held.where] = CopyTarget(log, held, decision.first_number)
+        self._in_flight = 0
+        self._moved = Signal()  # something has become durable, or has failed
+        self._error: BrokerError | None = None
+
+    @property
+    def shares(self) -> list[CommittedShare]:
+        return [destination.share for destination in self._destinations.values() if not destination.gone]
+
+    def holds(self, where: Where) -> bool:
+        """Does the transaction keep the visible end of this partition from moving?"""
+        return where in self._destinations
+
+    def hold(self) -> None:
+        """Show nothing of the transaction, nor what comes behind it."""
+        for destination in self._destinations.values():
+            destination.log.hold(destination.held.end_offset)
+
+    def release(self) -> None:
+        """Show all of it, in this one step of the event loop."""
+        for destination in self._destinations.values():
+            destination.log.release()
+        for destination in self._destinations.values():
+            destination.log.tell_watchers()
+
+    def resume(self) -> None:
+        """Hold the logs of a copy that was begun before the start, and look how far it has come."""
+        self.hold()
+        for destination in self._destinations.values():
+            for found in destination.log.ranges():
+                if found.producer_id == TRANSACTIONS:
+                    destination.take_in(found)
+
+    async def copy(self) -> None:
+        """Return when all messages are durable in their logs.
+
+        Raises the BrokerError that prevents it. It may be called again then, and goes on where it was.
+        """
+        self._error = None
+        for destination in self._destinations.values():
+            destination.given, destination.seen = destination.stored, 0
+        if self._is_complete:
+            return
+        try:
+            await self._copy(self._stages())
+        finally:
+            await self._wait_for_at_most(0)
+        if self._error:
+            raise self._error
+        if not self._is_complete:
+            raise Internal(f"the stages of transaction {self.decision.name} do not hold what was committed")
+
+    @property
+    def _is_complete(self) -> bool:
+        return all(destination.is_complete for destination in self._destinations.values())
+
+    def _stages(self) -> Sequence[StageLog]:
+        known = self._engine.stages()
+        for named in self.decision.stages:
+            if named.stage not in known:
+                raise Internal(f"stage {named.stage!r} of transaction {self.decision.name} is missing")
+        return [known[named.stage] for named in self.decision.stages]
+
+    async def _copy(self, stages: Sequence[StageLog]) -> None:
+        """Give the logs what the stages hold, in order; the next portions are read while these are given."""
+        send, receive = trio.open_memory_channel[StagedMessages](
+            0
+        )  # whoever reads waits with them until they are wanted
+        async with trio.open_nursery() as reading:
+            reading.start_soon(self._read, stages, send)
+            async for portion in receive:
+                await self._give(portion)
+                if self._error:
+                    break
+            reading.cancel_scope.cancel()
+
+    async def _read(self, stages: Sequence[StageLog], send: trio.MemorySendChannel[StagedMessages]) -> None:
+        async with send:
+            try:
+                for stage in stages:
+                    portions, place = await stage.read(0, READ_BYTES)
+                    while portions:
+                        for portion in portions:
+                            await send.send(portion)
+                        portions, place = await stage.read(place, READ_BYTES)
+            except BrokerError as error:
+                self._error = self._error or error
+
+    async def _give(self, portion: StagedMessages) -> None:
+        """Give a log those of these messages that it does not have."""
+        to = self._destinations.get((portion.topic, portion.partition))
+        if to is None:
+            return
+        at = skip_messages(portion.frames, min(to.given - to.seen, portion.count))
+        to.seen += portion.count
+        while at < len(portion.frames) and not self._error and not to.gone:
+            numbered = number_messages(portion.frames, at, to.log.next_offset, RUN_BYTES)
+            self._append(to, numbered)
+            at = numbered.end
+            await trio.lowlevel.checkpoint()
+            await to.log.wait_for_room()
+            await self._wait_for_at_most(IN_FLIGHT_BYTES)
+
+    def _append(self, to: CopyTarget, numbered: NumberedFrames) -> None:
+        run = AppendRun(numbered.data, numbered.positions, to.log.next_offset, TRANSACTIONS, to.next_number)
+        to.given += len(run.positions)
+        self._in_flight += len(run.data)
+        try:
+            to.log.append(run, partial(self._appended, to))
+        except BrokerError as error:
+            self._appended(to, (run,), error, 0)
+
+    def _appended(self, to: CopyTarget, runs: Sequence[AppendRun], error: BrokerError | None, append_ms: int) -> None:
+        for run in runs:
+            if error is None:
+                to.take_in(ProducerRange(run.producer_id, run.first_number, run.first_offset, len(run.positions)))
+            self._in_flight -= len(run.data)
+        if isinstance(error, UnknownTopic):
+            to.gone = True
+        elif error is not None:
+            self._error = self._error or error
+        self._moved.set()
+
+    async def _wait_for_at_most(self, size: int) -> None:
+        while self._in_flight > size:
+            await self._moved.wait()

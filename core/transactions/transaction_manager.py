@@ -1,0 +1,121 @@
+"""Messages that become visible as a whole or not at all, once.
+
+docs/TRANSACTIONS.md is the contract.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import trio
+
+from qb.core.settings import ServerSettings
+from qb.core.transactions.open_stages import Answer, OpenStages
+from qb.core.transactions.transaction_commits import TransactionCommits
+from qb.core.wire.clock import now_ms
+from qb.core.wire.errors import BrokerError
+from qb.storage.engine import Engine, StageLog, Where
+from qb.storage.faults import keep_running
+from qb.storage.stages.transaction_records import CommittedTransaction, NamedStage
+
+logger = logging.getLogger(__name__)
+LOOKS = 10  # for what may be forgotten, in the time that an idle stage has
+HOUR_MS = 3_600_000
+
+
+class TransactionManager:
+    """Every transaction of the broker."""
+
+    def __init__(self, engine: Engine, settings: ServerSettings) -> None:
+        """Partitions of unfinished transactions show nothing new from now on."""
+        self._engine = engine
+        self._settings = settings
+        self._opened = OpenStages(engine, settings)
+        self._committing = TransactionCommits(engine, self._opened)
+        known = engine.stages().values()
+        self._opened.open([stage.stage_id for stage in known if not self._committing.is_over(stage)])
+        self.notes: list[str] = []  # what finish() has to tell the operator
+
+    async def finish(self) -> None:
+        """Finish what was decided before the start; to be awaited while the engine runs, before anybody may read."""
+        self.notes += await self._committing.finish()
+
+    async def run(self) -> None:
+        """Commit and expire until cancelled; the engine must outlive this."""
+        async with trio.open_nursery() as keepers:
+            keepers.start_soon(keep_running, "committing", self._committing.run)
+            keepers.start_soon(keep_running, "forgetting of transactions", self._forget_forever)
+
+    async def _forget_forever(self) -> None:
+        while True:
+            await trio.sleep(self._settings.transaction_timeout / LOOKS)
+            await self._opened.expire()
+            try:
+                await self._committing.forget_before(now_ms() - self._settings.transaction_memory_hours * HOUR_MS)
+            except BrokerError as error:
+                logger.warning("old transactions could not be forgotten: %s", error)
+
+    # What can be asked
+
+    async def begin(self, transaction: str, number: int | None = None) -> dict[str, Any]:
+        """Open a stage, durably, unless the transaction is committed. Raises BadName, BadRequest, DiskFull."""
+        if not self._committing.is_decided(transaction, number):
+            stage = await self._engine.begin_stage(transaction, number)
+            if not self._committing.is_decided(transaction, number):
+                self._opened.open([stage.stage_id])
+                return {"committed": False, "stage": stage.stage_id}
+            await self._opened.delete([stage.stage_id])
+        return {"committed": True, "stage": None}
+
+    def stage(self, stage_id: str, where: Where, first: int, count: int, frame: bytes, answer: Answer) -> StageLog:
+        """Take a STAGE frame; what this promises stands in OpenStages.take()."""
+        return self._opened.take(stage_id, where, first, count, frame, answer)
+
+    async def commit(
+        self, transaction: str, stages: Sequence[NamedStage], number: int | None = None
+    ) -> CommittedTransaction:
+        """Make the messages of these stages visible; what this promises stands in Committing.commit()."""
+        return await self._committing.commit(transaction, number, stages)
+
+    async def abort(
+        self, transaction: str, number: int | None = None, stages: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """End these stages, or all of the transaction; what is committed stays so. Raises BadName, BadRequest."""
+        committed = self._committing.is_decided(transaction, number)
+        ours = [stage for stage in self._opened if (stage.transaction, stage.number) == (transaction, number)]
+        named = None if stages is None else set(stages)
+        chosen = [stage.stage_id for stage in ours if named is None or stage.stage_id in named]
+        await self._opened.delete(chosen)
+        return {"aborted": len(chosen), "committed": committed}
+
+    async def list_all(self) -> dict[str, Any]:
+        """Return the open stages, what is being copied, and how many transactions are known to be committed."""
+        return {
+            "stages": [self._describe(stage) for stage in self._opened],
+            "committing": self._committing.unfinished,
+            "committed": self._committing.remembered,
+        }
+
+    def _describe(self, stage: StageLog) -> dict[str, Any]:
+        return {
+            "stage": stage.stage_id,
+            "transaction": stage.transaction,
+            "number": stage.number,
+            "messages": stage.messages,
+            "bytes": stage.size,
+            "idle": round(self._opened.idle(stage), 3),
+        }
+
+    # For metrics
+
+    @property
+    def committed(self) -> int:
+        """How many became visible since the start."""
+        return self._committing.committed
+
+    @property
+    def staged_bytes(self) -> list[int]:
+        """The size of every open stage."""
+        return [stage.size for stage in self._opened]

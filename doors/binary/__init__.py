@@ -1,0 +1,1 @@
+"""The binary door: frames over TCP."""

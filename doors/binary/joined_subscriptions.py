@@ -1,0 +1,179 @@
+"""The subscriptions that one peer has joined, and what it says about its deliveries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+import trio
+
+from qb.core.push.active_subscription import ActiveSubscription
+from qb.core.push.delivery_sinks import DeliverySink
+from qb.core.push.subscription_manager import SubscriptionManager
+from qb.core.wire.argument_errors import in_words, why_no_json
+from qb.core.wire.errors import BadRequest, NotJoined
+from qb.core.wire.frames import Frame
+from qb.doors.binary.deliver_frames import BasicSink, DeliverSink
+from qb.doors.transport import Transport
+
+Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**32 - 1)]
+
+
+class SettledRun(msgspec.Struct, array_like=True, frozen=True):
+    """Some messages of a partition: `count` offsets from `first` on, `step` apart."""
+
+    partition: Offset
+    first: Offset
+    count: Count = 1
+    step: Count = 1
+
+    @property
+    def offsets(self) -> range:
+        return range(self.first, self.first + self.count * self.step, self.step)
+
+
+class NackedMessage(msgspec.Struct, array_like=True, frozen=True):
+    """A message whose handler failed."""
+
+    partition: Offset
+    offset: Offset
+    delay: float | None = None
+    reason: str = ""
+
+
+class ExtendedRun(msgspec.Struct, array_like=True, frozen=True):
+    """Messages to be held longer."""
+
+    partition: Offset
+    first: Offset
+    count: Count
+    step: Count
+    seconds: float
+
+    @property
+    def offsets(self) -> range:
+        return range(self.first, self.first + self.count * self.step, self.step)
+
+
+class StartedMessage(msgspec.Struct, array_like=True, frozen=True):
+    """One message."""
+
+    partition: Offset
+    offset: Offset
+
+
+class SettleBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of a SETTLE frame, carried out from top to bottom."""
+
+    acks: list[SettledRun] = []
+    nacks: list[NackedMessage] = []
+    extend: list[ExtendedRun] = []
+    extend_all: float | None = None
+    started: list[StartedMessage] = []
+
+
+_settles = msgspec.json.Decoder(SettleBody)
+
+
+class JoinedSubscriptions:
+    """What one peer has joined."""
+
+    def __init__(self, manager: SubscriptionManager, transport: Transport) -> None:
+        self._manager = manager
+        self._transport = transport
+        self._joined: dict[str, tuple[ActiveSubscription, DeliverySink]] = {}
+        self.fast = False
+
+    def join(self, subscription_id: str, member: str, window: int | None, announces: bool) -> Mapping[str, str]:
+        """Join; deliveries start after the caller has had the chance to answer. Raises SubscriptionBusy, BadRequest."""
+        outlet = DeliverSink(member, self._transport) if self.fast else BasicSink(member, self._transport)
+        live = self.join_with(outlet, subscription_id, window, announces)
+        options = live.subscription.options
+        return {
+            "subscription_id": subscription_id,
+            "topic": live.topic,
+            "mode": options.mode.value,
+            "ack_deadline": f"{options.ack_deadline:g}",
+            "window": str(min(window or options.max_in_flight, options.max_in_flight)),
+        }
+
+    def join_with(
+        self, outlet: DeliverySink, subscription_id: str, window: int | None, announces: bool = False
+    ) -> ActiveSubscription:
+        """Join with an outlet of the door's own. Raises UnknownSubscription, SubscriptionBusy, BadRequest."""
+        live = self._manager.live(subscription_id)
+        if self._is_joined(subscription_id):
+            raise BadRequest(f"this connection has joined subscription {subscription_id!r} already")
+        self._manager.deliveries.join(live, outlet, window, announces)
+        self._joined[subscription_id] = live, outlet
+        return live
+
+    def leave(self, subscription_id: str) -> None:
+        """Leave in good order. Raises NotJoined."""
+        live, outlet = self._find(subscription_id)
+        del self._joined[subscription_id]
+        self._manager.deliveries.leave(live, outlet, died=False)
+
+    def leave_all(self, *, died: bool) -> None:
+        """The connection has ended."""
+        for live, outlet in self._joined.values():
+            self._manager.deliveries.leave(live, outlet, died=died)
+        self._joined.clear()
+
+    def has_room(self) -> None:
+        """The peer has read what waited for it: give it more."""
+        for live, _ in list(self._joined.values()):
+            self._manager.deliveries.serve(live)
+
+    def settle(self, frame: Frame) -> None:
+        """Carry out a SETTLE. Raises NotJoined, BadRequest."""
+        live, outlet = self._find(frame.properties.get("subscription_id", ""))
+        try:
+            settle = _settles.decode(frame.body)
+        except msgspec.ValidationError as error:
+            raise BadRequest(f"SETTLE: {in_words(str(error))}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadRequest(f"SETTLE: {why_no_json(error, frame.body)}") from None
+        if isinstance(outlet, DeliverSink):
+            outlet.settled = frame.sequence_number
+        self._carry_out(live, outlet.name, settle)
+        self._manager.deliveries.serve(live)
+
+    def ack(self, subscription_id: str, partition: int, offset: int) -> bool:
+        """Settle one message; False if this peer does not hold it. Raises NotJoined, BadRequest."""
+        live, outlet = self._find(subscription_id)
+        one = range(offset, offset + 1)
+        acked = live.subscription.ack(outlet.name, partition, (one,), trio.current_time())
+        self._manager.deliveries.touch(live)
+        return acked > 0
+
+    def nack(self, subscription_id: str, partition: int, offset: int, reason: str, delay: float | None) -> bool:
+        """Give one message back as failed; False if this peer does not hold it. Raises NotJoined, BadRequest."""
+        live, outlet = self._find(subscription_id)
+        nacked = live.subscription.nack(outlet.name, partition, offset, trio.current_time(), reason, delay)
+        self._manager.deliveries.touch(live)
+        return nacked
+
+    def _carry_out(self, live: ActiveSubscription, name: str, settle: SettleBody) -> None:
+        subscription, now = live.subscription, trio.current_time()
+        for run in settle.acks:
+            subscription.ack(name, run.partition, (run.offsets,), now)
+        for nack in settle.nacks:
+            subscription.nack(name, nack.partition, nack.offset, now, nack.reason, nack.delay)
+        for extension in settle.extend:
+            subscription.extend(name, extension.partition, (extension.offsets,), extension.seconds, now)
+        if settle.extend_all is not None:
+            subscription.extend_all(name, settle.extend_all, now)
+        for place in settle.started:
+            subscription.started(name, place.partition, place.offset)
+
+    def _is_joined(self, subscription_id: str) -> bool:
+        known = self._joined.get(subscription_id)
+        return known is not None and not known[0].gone
+
+    def _find(self, subscription_id: str) -> tuple[ActiveSubscription, DeliverySink]:
+        if not self._is_joined(subscription_id):
+            raise NotJoined(f"this connection has not joined subscription {subscription_id[:80]!r}")
+        return self._joined[subscription_id]

@@ -1,0 +1,297 @@
+"""The conversation with one peer, bytes in and events out.
+
+Requests come out as frames, a STAGE as the bytes that will be stored. Messages come out as runs: `Publishes` says that
+PUBLISH frames are next and where they want to go; `take_run` turns as many of them as belong together into stored DATA
+frames, in place, in one pass.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from qb.core.wire.errors import BadRequest, BrokerError, PeerMisbehaved, UnknownType
+from qb.core.wire.frames import (
+    HEAD,
+    LENGTH,
+    MAX_PROPERTIES,
+    OVERHEAD,
+    TYPE_AND_SEQUENCE,
+    Frame,
+    MessageType,
+    decode_frame,
+    decode_properties,
+    too_large,
+)
+from qb.core.wire.uniform_frames import count_alike, give_head
+from qb.storage.engine import AppendRun
+
+DATA, PUBLISH, STAGE = int(MessageType.DATA), int(MessageType.PUBLISH), int(MessageType.STAGE)
+_TYPE_SEQUENCE_TIMESTAMP = struct.Struct(">IQQ")
+LONG = 16_384  # bytes of a run from which on copying it costs more than a new buffer
+_ROUTES_REMEMBERED = 1_024
+_LONGEST_REMEMBERED = 1_024  # bytes of properties; longer ones are parsed each time, or a peer could fill our memory
+
+_REQUESTS = frozenset(MessageType) - {
+    MessageType.DATA,
+    MessageType.ACK,
+    MessageType.GOODBYE,
+    MessageType.DELIVER,
+    MessageType.SEAL,
+    MessageType.PUBLISH,
+}
+
+
+class Route(NamedTuple):
+    """Where a publish wants to go."""
+
+    topic: str
+    partition: int | None
+    key: str | None
+
+
+class PublishRun(NamedTuple):
+    """PUBLISH frames are next: answer with take_run() or skip_run()."""
+
+    first_number: int
+    route: Route
+
+
+class StageFrame(NamedTuple):
+    """A whole STAGE frame as it came; its body has not been looked at."""
+
+    number: int
+    properties: Mapping[str, str]
+    data: bytes
+    body_at: int  # where in `data` the body begins
+
+
+class RefusedFrame(NamedTuple):
+    """One frame that was passed over, and why; the conversation goes on."""
+
+    number: int
+    error: BrokerError
+
+
+Event = Frame | PublishRun | StageFrame | RefusedFrame
+
+
+@lru_cache(maxsize=256)
+def _head_with_properties(properties_length: int) -> struct.Struct:
+    """Return a struct that unpacks a frame up to its body in one go."""
+    return struct.Struct(f">IIQQI{properties_length}sI")
+
+
+def _route(encoded: bytes) -> Route:
+    """Return where a PUBLISH with these properties wants to go. Raises PeerMisbehaved, BadRequest."""
+    properties = decode_properties(encoded)
+    topic, partition = properties.get("topic"), properties.get("partition")
+    if topic is None:
+        raise BadRequest("PUBLISH needs a property 'topic'")
+    if partition is None:
+        return Route(topic, None, properties.get("key"))
+    if not (partition.isascii() and partition.isdigit() and len(partition) < 10):
+        raise BadRequest(f"partition must be a number from 0 on, not {partition[:40]!r}")
+    return Route(topic, int(partition), properties.get("key"))
+
+
+class ServerConnection:
+    """One peer as we know it: its unread bytes, and whether anything after them can be trusted."""
+
+    def __init__(self, max_message_size: int) -> None:
+        self._max_body = max_message_size
+        self._max_frame = max_message_size + MAX_PROPERTIES + OVERHEAD
+        self._unread = bytearray()
+        self._at = 0  # bytes of _unread before this are done with
+        self._routes: dict[bytes, Route] = {}  # a publisher repeats its properties: parse them once
+        self._closed = False
+
+    def receive(self, data: bytes | memoryview) -> PublishRun | None:
+        """Keep bytes for next_event() to parse; returns what that would, if they are one publish like one before it.
+
+        That is how somebody publishes who waits for each answer, and there may be many of them.
+        """
+        if self._at:
+            del self._unread[: self._at]
+            self._at = 0
+        is_first = not self._unread
+        self._unread += data
+        size = len(data)
+        if size < OVERHEAD or not is_first or self._closed:
+            return None
+        total, kind, number, _, length = HEAD.unpack_from(data)
+        body_length = size - OVERHEAD - length
+        if kind != PUBLISH or total != size or not 0 <= body_length <= self._max_body:
+            return None
+        properties_end = HEAD.size + length
+        route = self._routes.get(bytes(data[HEAD.size : properties_end]))
+        if route is None or LENGTH.unpack_from(data, properties_end)[0] != body_length:
+            return None
+        return PublishRun(number, route)
+
+    @property
+    def unread(self) -> int:
+        """How many received bytes are not yet part of an event."""
+        return len(self._unread) - self._at
+
+    def peek_number(self) -> int:
+        """Return the sequence number of the frame at the front, or 0 if it has not arrived."""
+        return HEAD.unpack_from(self._unread, self._at)[2] if self.unread >= HEAD.size else 0
+
+    def next_event(self) -> Event | None:
+        """Return the next event, or None if it needs more bytes.
+
+        Raises PeerMisbehaved, and then stays closed.
+        """
+        unread = len(self._unread) - self._at
+        if self._closed or unread < LENGTH.size:
+            return None
+        try:
+            (total,) = LENGTH.unpack_from(self._unread, self._at)
+            if not OVERHEAD <= total <= self._max_frame:
+                raise PeerMisbehaved(f"total_length {total} is not between {OVERHEAD} and {self._max_frame}")
+            return self._event() if unread >= total else None
+        except PeerMisbehaved:
+            self._closed = True
+            raise
+
+    def _event(self) -> Event:
+        """Return what the whole frame at the front is."""
+        total, kind, number, _, properties_length = HEAD.unpack_from(self._unread, self._at)
+        body_length = total - OVERHEAD - properties_length
+        if kind == STAGE and properties_length <= MAX_PROPERTIES:
+            return self._stage_frame(total, number, properties_length, body_length)  # its messages have the limit
+        excess = too_large(body_length, properties_length, self._max_body)
+        if excess:
+            return self._pass_over(excess)
+        if kind == PUBLISH:
+            return self._publishes(number, properties_length, body_length)
+        frame = decode_frame(self._unread, self._at)
+        if kind not in _REQUESTS:
+            return self._pass_over(UnknownType(f"a peer cannot send a frame of type {kind}"))
+        self._at += total
+        return frame
+
+    def _pass_over(self, error: BrokerError) -> RefusedFrame:
+        decode_frame(self._unread, self._at)  # its lengths must add up even so
+        total, _, number, _, _ = HEAD.unpack_from(self._unread, self._at)
+        self._at += total
+        return RefusedFrame(number, error)
+
+    def _publishes(self, number: int, properties_length: int, body_length: int) -> Event:
+        properties_at = self._at + HEAD.size
+        body_length_at = properties_at + properties_length
+        if body_length < 0 or LENGTH.unpack_from(self._unread, body_length_at)[0] != body_length:
+            decode_frame(self._unread, self._at)  # raises, with the words
+        encoded = bytes(self._unread[properties_at:body_length_at])
+        try:
+            return PublishRun(number, self._routes.get(encoded) or self._route_of(encoded))
+        except BadRequest as error:
+            return self._pass_over(error)
+
+    def _stage_frame(self, total: int, number: int, properties_length: int, body_length: int) -> StageFrame:
+        data = bytes(memoryview(self._unread)[self._at : self._at + total])
+        body_at = OVERHEAD + properties_length
+        if body_length < 0 or LENGTH.unpack_from(data, body_at - LENGTH.size)[0] != body_length:
+            decode_frame(data)  # raises, with the words
+        properties = decode_properties(data[HEAD.size : HEAD.size + properties_length])
+        self._at += total
+        return StageFrame(number, properties, data, body_at)
+
+    def _route_of(self, encoded: bytes) -> Route:
+        route = self._routes.get(encoded)
+        if route is None:
+            route = _route(encoded)
+            if len(self._routes) >= _ROUTES_REMEMBERED:
+                self._routes.clear()
+            if len(encoded) <= _LONGEST_REMEMBERED:
+                self._routes[encoded] = route
+        return route
+
+    def take_run(
+        self,
+        route: Route,
+        first_offset: int,
+        now_ms: int,
+        by_key: bool = False,
+        limit: int | None = None,
+        producer_id: int = 0,
+    ) -> AppendRun:
+        """Return the PUBLISH frames at the front as DATA frames with offsets from `first_offset` on.
+
+        Call it when next_event() has returned Publishes, with its route. A run goes on while the numbers follow by
+        one and topic and partition (and with `by_key` also the key) stay the same.
+        """
+        buffer, start, end = self._unread, self._at, len(self._unread)
+        at, offset, max_body = start, first_offset, self._max_body
+        total, _, first_number, timestamp, length = HEAD.unpack_from(buffer, at)
+        if end - at == total:  # one alone, which next_event() has looked at
+            _TYPE_SEQUENCE_TIMESTAMP.pack_into(buffer, at + 4, DATA, offset, timestamp or now_ms)
+            self._at = end
+            frame = bytes(memoryview(buffer)[start:]) if total < LONG else self._give_away(start)
+            return AppendRun(frame, (0,), first_offset, producer_id, first_number)
+        stop = offset + limit if limit else -1
+        publish, data, patch = PUBLISH, DATA, TYPE_AND_SEQUENCE.pack_into
+        expected = first_number
+        head = _head_with_properties(length)
+        unpack, size = head.unpack_from, head.size
+        known = unpack(buffer, at)[5]
+        positions: Sequence[int] = ()
+        alike = count_alike(buffer, at, end, size, offset, limit or None)
+        if alike:
+            give_head(buffer, at, alike, HEAD.pack(total, data, offset, timestamp or now_ms, length))
+            at, offset, expected = at + alike * total, offset + alike, expected + alike
+            positions = range(0, at - start, total)
+        while end - at >= size:
+            total, kind, number, timestamp, properties_length, properties, body_length = unpack(buffer, at)
+            if kind != publish or number != expected or total > end - at or offset == stop:
+                break
+            if properties != known or properties_length != length:
+                # Another length or other words: still the same run if it goes to the same place.
+                if not self._joins(at, total, route, by_key):
+                    break
+                length = properties_length
+                head = _head_with_properties(length)
+                unpack, size = head.unpack_from, head.size
+                _, _, _, _, _, known, body_length = unpack(buffer, at)
+            if total != size + body_length or body_length > max_body:
+                break  # next_event() finds the words for it
+            if timestamp:
+                patch(buffer, at + 4, data, offset)
+            else:
+                _TYPE_SEQUENCE_TIMESTAMP.pack_into(buffer, at + 4, data, offset, now_ms)
+            if not isinstance(positions, list):
+                positions = list(positions)
+            positions.append(at - start)
+            at += total
+            offset += 1
+            expected += 1
+        self._at = at
+        return AppendRun(self._give_away(start), positions, first_offset, producer_id, first_number)
+
+    def _give_away(self, start: int) -> bytes | bytearray:
+        """Return the bytes from `start` up to where we are. A long row of them is not copied; what follows it is."""
+        buffer, end = self._unread, self._at
+        if start or end < LONG:
+            return bytes(memoryview(buffer)[start:end])
+        self._unread, self._at = buffer[end:], 0
+        del buffer[end:]
+        return buffer
+
+    def _joins(self, at: int, total: int, route: Route, by_key: bool) -> bool:
+        """Does the whole PUBLISH frame at `at` belong to a run that goes to `route`?"""
+        (length,) = LENGTH.unpack_from(self._unread, at + HEAD.size - LENGTH.size)
+        if length > min(total - OVERHEAD, MAX_PROPERTIES):
+            return False
+        encoded = bytes(self._unread[at + HEAD.size : at + HEAD.size + length])
+        try:
+            other = self._route_of(encoded)
+        except (BadRequest, PeerMisbehaved):
+            return False
+        return other[:2] == route[:2] and (not by_key or other.key == route.key)
+
+    def skip_run(self, route: Route) -> int:
+        """Pass over the run that take_run() would return; returns how many frames it had."""
+        return len(self.take_run(route, 0, 0).positions)

@@ -1,0 +1,334 @@
+"""The binary door: one peer's frames carried to the broker, and the answers carried back."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import msgspec
+import trio
+
+from qb.core.broker.fetching import FetchLimits, index_of, marks_of
+from qb.core.broker.message_broker import MessageBroker
+from qb.core.subscriptions.subscription_options import SubscriptionOptions
+from qb.core.wire.clock import now_ms
+from qb.core.wire.errors import REPLIES, BadRequest, BrokerError, Internal
+from qb.core.wire.frames import PROBE, Frame, MessageType, encode_frame
+from qb.core.wire.version import __version__
+from qb.doors.binary.joined_subscriptions import JoinedSubscriptions
+from qb.doors.binary.methods import (
+    COMMIT_TRANSACTION,
+    CreateSubscriptionArguments,
+    CreateTopicArguments,
+    FetchArguments,
+    SubscribeArguments,
+    arguments_from_text,
+    call,
+)
+from qb.doors.binary.publish_runs import PublishRuns
+from qb.doors.binary.replies import refusal, success, success_head
+from qb.doors.binary.server_connection import PublishRun, RefusedFrame, ServerConnection, StageFrame
+from qb.doors.binary.stage_requests import StageRequests
+from qb.doors.transport import Transport
+from qb.storage.signals import Signal, Wait
+
+log = logging.getLogger("qb.session")
+
+PROTOCOL = "1"
+MAX_WAITING = 64  # fetches and commits of one peer; one more is waited for before the next request is read
+QUEUED_LIMIT = 1 << 20  # replies that a peer has not read: past this, its requests are not read either
+
+
+class SessionEnded(Exception):
+    """A request was refused in a way that the connection does not survive; the peer has been told."""
+
+
+class Session:
+    """A peer from its first byte to its last."""
+
+    def __init__(self, broker: MessageBroker, transport: Transport, name: str) -> None:
+        self._broker = broker
+        self._transport = transport
+        self._connection = ServerConnection(broker.settings.server.max_message_size)
+        self._publishing = PublishRuns(broker, self._connection, transport.send)
+        self._staging = StageRequests(broker, transport.send)
+        self._subscribing = JoinedSubscriptions(broker.subscriptions, transport)
+        transport.has_emptied = self._subscribing.has_room
+        self._events = 0
+        self._wait: Wait | None = None  # what the events behind those handled so far wait for
+        self._answers: trio.Nursery
+        self._waiting: Counter[int] = Counter()  # requests by type that are answered by tasks of their own
+        self._answered = Signal()
+        self._fetching = trio.Lock()
+        self._reading = trio.CancelScope()
+        self._goodbye = ""  # why we read nothing more
+        self._scope = trio.CancelScope()
+        self.name = name
+        self._listening_since: float | None = None
+        self._heard = False  # since the last look at whether it lives
+        self._probed = False  # since it was heard
+
+    # Life
+
+    async def run(self) -> None:
+        """Serve the peer until it goes, misbehaves, or is dropped. Raises nothing."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._transport.send_queued)
+                    await self._read(nursery)
+                    await self._finish()
+                    nursery.cancel_scope.cancel()
+        finally:
+            self._subscribing.leave_all(died=not self._reading.cancel_called)
+            self._transport.close()
+
+    async def _read(self, answers: trio.Nursery) -> None:
+        """Handle what the peer sends until it has gone, lost our trust, or we drain."""
+        self._answers = answers
+        try:
+            with self._reading:
+                while await self._listen():
+                    while self._wait is not None:
+                        await self._wait()
+                        self._wait = self._handle_events()
+        except SessionEnded:
+            pass
+        except BrokerError as error:  # one that the connection does not survive
+            self._transport.send(refusal(self._connection.peek_number(), error))
+        except Exception:
+            self._transport.send(refusal(self._connection.peek_number(), self._own_fault()))
+
+    async def _listen(self) -> bool:
+        """Handle what the peer says until `_wait` says what to wait for; False when it has gone.
+
+        Only while we listen can it be called silent.
+        """
+        self._listening_since = trio.current_time()
+        try:
+            return await self._transport.attend(self._take)
+        finally:
+            self._listening_since = None
+
+    def _take(self, data: memoryview) -> bool:
+        """Handle what has come; False if something must be waited for."""
+        self._heard = True
+        self._wait = self._handle_events(self._connection.receive(data))
+        return self._wait is None
+
+    async def _finish(self) -> None:
+        """Wait until everything received is answered and the answers are sent, then say goodbye if we drain."""
+        await self._publishing.wait_until_settled()
+        await self._staging.wait_until_settled()
+        while self._waiting[MessageType.REQUEST]:
+            await self._answered.wait()
+        if self._reading.cancel_called:
+            self._transport.send(encode_frame(MessageType.GOODBYE, 0, now_ms(), {"reason": self._goodbye}))
+        await self._transport.wait_for_room(0)
+
+    def drain(self, reason: str = "the broker is shutting down") -> None:
+        """Read nothing more, answer what was received, say goodbye."""
+        self._goodbye = reason
+        self._reading.cancel()
+
+    def drop(self, why: str) -> None:
+        """End the session at once."""
+        log.info("dropped %s: %s", self.name, why)
+        self._transport.abort()
+        self._scope.cancel()
+
+    def check_life(self, interval: float) -> None:
+        """Called now and then: probe a silent peer once, drop one that stays silent or does not read."""
+        now = trio.current_time()
+        if self._heard:
+            self._heard = self._probed = False
+            if self._listening_since is not None:
+                self._listening_since = now  # late by the time between two calls at most: no publish asks for the time
+        silent = now - self._listening_since if self._listening_since is not None else 0.0
+        if silent > 2 * interval:
+            self.drop(f"silent for {2 * interval:g} s")
+        elif self._transport.queued and now - self._transport.progress_at > 2 * interval:
+            self.drop(f"has not read what it was sent for {2 * interval:g} s")
+        elif silent > interval and not self._probed:
+            self._probed = True
+            self._transport.send(encode_frame(MessageType.HEARTBEAT, PROBE, now_ms()))
+
+    # Events
+
+    def _handle_events(self, only: PublishRun | None = None) -> Wait | None:
+        """Handle what has been received, up to what must be waited for before the rest is handled.
+
+        `only`: all of it, if that is known.
+        """
+        while self._transport.queued <= QUEUED_LIMIT:
+            event = only or self._connection.next_event()
+            if event is None:
+                return None
+            self._events += 1
+            wait = self._publishing.publish(event) if isinstance(event, PublishRun) else self._handle(event)
+            if wait is not None or only:
+                return wait
+        return partial(self._transport.wait_for_room, QUEUED_LIMIT)
+
+    def _handle(self, event: Frame | StageFrame | RefusedFrame) -> Wait | None:
+        """Handle one event; returns what must be waited for, if anything."""
+        if isinstance(event, RefusedFrame):
+            self._transport.send(refusal(event.number, event.error))
+        elif isinstance(event, StageFrame):
+            return partial(self._staging.stage, event)
+        elif event.type == MessageType.SETTLE:
+            self._settle(event)
+        elif _may_take_long(event) and self._waiting.total() < MAX_WAITING:
+            self._waiting[event.type] += 1
+            self._answers.start_soon(self._answer_apart, event)
+        else:
+            return partial(self._answer, event)
+        return None
+
+    async def _answer_apart(self, frame: Frame) -> None:
+        """Answer in a task of its own what may take long: the requests behind it shall not wait."""
+        try:
+            await self._answer(frame)
+        except SessionEnded as last:
+            self.drain(str(last))
+        finally:
+            self._waiting[frame.type] -= 1
+            self._answered.set()
+
+    async def _answer(self, frame: Frame) -> None:
+        """Carry out a request and answer it. Raises Answered if that was the last answer."""
+        try:
+            answer = await HANDLERS[frame.type](self, frame)
+        except BrokerError as error:
+            self._refuse(frame, error)
+        except Exception:
+            self._refuse(frame, self._own_fault())
+        else:
+            if answer:
+                self._transport.send(answer)
+
+    def _refuse(self, frame: Frame, error: BrokerError) -> None:
+        self._transport.send(refusal(frame.sequence_number, error))
+        if not REPLIES[type(error)].survives:
+            raise SessionEnded(str(error))
+
+    def _own_fault(self) -> Internal:
+        """Log the exception that is being handled; returns what the peer is told about it."""
+        log.exception("session with %s ended by a fault of ours", self.name)
+        return Internal("internal error; the broker's log has the details")
+
+    # Requests
+
+    async def _hello(self, frame: Frame) -> bytes:
+        if self._events > 1:
+            raise BadRequest("HELLO must be the first frame of a connection")
+        if frame.properties.get("protocol") != PROTOCOL:
+            self.drain("we speak different protocols")
+            raise BadRequest(f"this broker speaks protocol {PROTOCOL}, not {frame.properties.get('protocol')}")
+        answer = {
+            "protocol": PROTOCOL,
+            "server": f"qb/{__version__}",
+            "heartbeat_interval": f"{self._broker.settings.server.heartbeat_interval:g}",
+            "max_message_size": str(self._broker.settings.server.max_message_size),
+        }
+        wanted = frame.properties.get("producer_id")
+        if wanted is not None:
+            answer |= await self._publishing.continue_as(wanted, frame.properties.get("producer_secret"))
+        self._publishing.acks_in_runs = self._subscribing.fast = True
+        self._introduce(frame)
+        return success(frame, answer)
+
+    async def _heartbeat(self, frame: Frame) -> bytes:
+        if frame.sequence_number == PROBE:
+            return b""  # the answer to our own
+        return encode_frame(MessageType.HEARTBEAT, frame.sequence_number, now_ms())
+
+    async def _request(self, frame: Frame) -> bytes:
+        answer = await call(self._broker, frame.properties.get("method", ""), frame.body)
+        return success(frame, body=answer)
+
+    async def _create_topic(self, frame: Frame) -> bytes:
+        self._introduce(frame)
+        topic = await self._broker.create_topic(
+            **arguments_from_text(CreateTopicArguments, frame.properties).as_keywords()
+        )
+        return success(frame, {"topic": topic.topic, "partitions": str(topic.partitions)})
+
+    async def _create_subscription(self, frame: Frame) -> bytes:
+        wanted = arguments_from_text(CreateSubscriptionArguments, frame.properties)
+        given = {
+            name: frame.properties[name] for name in SubscriptionOptions.__struct_fields__ if name in frame.properties
+        }
+        options = msgspec.to_builtins(arguments_from_text(SubscriptionOptions, given))
+        made = await self._broker.subscriptions.create(
+            wanted.subscription_id, wanted.topic, wanted.start_offset, options
+        )
+        return success(frame, {"subscription_id": made["subscription_id"], "topic": made["topic"]})
+
+    async def _delete_subscription(self, frame: Frame) -> bytes:
+        await self._broker.subscriptions.delete(frame.properties.get("subscription_id", ""))
+        return success(frame)
+
+    async def _subscribe(self, frame: Frame) -> bytes:
+        self._introduce(frame)
+        wanted = arguments_from_text(SubscribeArguments, frame.properties)
+        return success(
+            frame, self._subscribing.join(wanted.subscription_id, self.name, wanted.window, wanted.announces)
+        )
+
+    async def _unsubscribe(self, frame: Frame) -> bytes:
+        self._subscribing.leave(frame.properties.get("subscription_id", ""))
+        return success(frame)
+
+    def _settle(self, frame: Frame) -> None:
+        """Carry out what a subscriber says, at once: on it hangs what goes out next."""
+        try:
+            self._subscribing.settle(frame)
+        except BrokerError as error:
+            self._refuse(frame, error)
+        except Exception:
+            self._refuse(frame, self._own_fault())
+
+    async def _fetch(self, frame: Frame) -> bytes:
+        wanted = arguments_from_text(FetchArguments, frame.properties)
+        limits = FetchLimits(wanted.max_messages, wanted.max_bytes, wanted.max_wait, wanted.min_bytes, wanted.bulk)
+        chunk = await self._broker.fetch(wanted.topic, wanted.partition, wanted.offset, limits, self._turn_to_read)
+        state = {"offset": str(chunk.first_offset), "count": str(len(chunk.positions))}
+        index = marks_of(chunk) if wanted.bulk else index_of(chunk) if wanted.index else b""
+        frames = chunk.view
+        self._transport.send(success_head(frame, state, len(index) + len(frames)), index, frames)
+        return b""
+
+    @asynccontextmanager
+    async def _turn_to_read(self) -> AsyncIterator[None]:
+        """One fetch after another reads, once the peer has read the answers before it: no more is held for it."""
+        async with self._fetching:
+            await self._transport.wait_for_room(QUEUED_LIMIT)
+            yield
+
+    def _introduce(self, frame: Frame) -> None:
+        client_id = frame.properties.get("client_id") or frame.properties.get("publisher_id")
+        if client_id:
+            self.name = f"{client_id[:80]} ({self.name.rpartition('(')[2].rstrip(')')})"
+
+
+def _may_take_long(request: Frame) -> bool:
+    """Say whether the requests behind this one should not wait for it."""
+    commits = request.type == MessageType.REQUEST and request.properties.get("method") == COMMIT_TRANSACTION
+    return commits or request.type == MessageType.FETCH
+
+
+HANDLERS: dict[int, Callable[[Session, Frame], Awaitable[bytes]]] = {
+    MessageType.HELLO: Session._hello,
+    MessageType.HEARTBEAT: Session._heartbeat,
+    MessageType.REQUEST: Session._request,
+    MessageType.CREATE_TOPIC: Session._create_topic,
+    MessageType.FETCH: Session._fetch,
+    MessageType.CREATE_SUBSCRIPTION: Session._create_subscription,
+    MessageType.DELETE_SUBSCRIPTION: Session._delete_subscription,
+    MessageType.SUBSCRIBE: Session._subscribe,
+    MessageType.UNSUBSCRIBE: Session._unsubscribe,
+}

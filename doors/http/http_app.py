@@ -1,0 +1,153 @@
+"""The table of routes as an ASGI application: every request checked, every failure answered."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from qb.core.broker.message_broker import MessageBroker
+from qb.core.wire.errors import BrokerError, Internal
+from qb.doors.http.http_errors import HttpError, PartlyStored, no_such_route, refusal
+from qb.doors.http.request_bodies import JSON, LINES, BodyReader, PeerGone, check_media_type, decode, parse_query
+from qb.doors.http.route_table import Fields, NoFields, OpenWaits, RouteAnswer, RouteCall, RouteContext, RouteRow
+from qb.doors.http.routes import group_routes as http_consumers
+from qb.doors.http.routes import message_routes as http_messages
+from qb.doors.http.routes import page_routes as http_page
+from qb.doors.http.routes import service_routes as http_service
+from qb.doors.http.routes import subscription_routes as http_subscriptions
+from qb.doors.http.routes import summary_routes as http_summary
+from qb.doors.http.routes import topic_routes as http_topics
+from qb.doors.http.streams.stream_registry import StreamRegistry
+
+log = logging.getLogger("qb.http")
+
+ROWS: Sequence[RouteRow] = [
+    *http_service.ROWS,
+    *http_topics.ROWS,
+    *http_messages.ROWS,
+    *http_consumers.ROWS,
+    *http_subscriptions.ROWS,
+    *http_summary.ROWS,
+    *http_page.ROWS,
+]
+SMALL_BODY = 1 << 20  # bytes; bodies of messages may be longer: see body_limit()
+NO_STORE = {"cache-control": "no-store"}  # what is told here is out of date at once
+
+
+def make_service(broker: MessageBroker) -> RouteContext:
+    """Return what the routes work with."""
+    return RouteContext(broker, StreamRegistry(broker), OpenWaits(), ROWS)
+
+
+def make_app(service: RouteContext) -> Starlette:
+    """Return the application."""
+    reader = BodyReader()
+    by_path: dict[str, dict[str, RouteRow]] = {}
+    for row in service.rows:
+        by_path.setdefault(row.path, {})[row.method] = row
+    routes = [Route(path, Endpoint(service, rows, reader)) for path, rows in by_path.items()]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _nowhere})
+    app.router.redirect_slashes = False
+    return app
+
+
+async def _nowhere(request: Request, error: Exception) -> Response:
+    return _refuse(no_such_route(request.url.path))
+
+
+def body_limit(row: RouteRow, max_message_size: int) -> int:
+    """Return how long the body of a request may be: of messages, as much as four of the largest need."""
+    return 4 * max_message_size + SMALL_BODY if row.lines else SMALL_BODY
+
+
+class Endpoint:
+    """All routes of one path."""
+
+    def __init__(self, service: RouteContext, rows: Mapping[str, RouteRow], reader: BodyReader) -> None:
+        self._service = service
+        self._rows = rows
+        self._reader = reader
+        self._decoders: dict[str, msgspec.json.Decoder[Fields]] = {
+            method: msgspec.json.Decoder(row.body) for method, row in rows.items() if row.body
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            response = await self._respond(scope, receive)
+        except PeerGone:
+            return
+        except (HttpError, BrokerError, PartlyStored) as error:
+            response = _refuse(error)
+        except Exception:
+            log.exception("%s %s failed by a fault of ours", scope["method"], scope["path"])
+            response = _refuse(Internal("internal error; the broker's log has the details"))
+        status = response.status_code if isinstance(response, Response) else 200
+        path = next(iter(self._rows.values())).path
+        method = scope["method"] if scope["method"] in self._methods else "other"
+        self._service.broker.metrics.requests[method, path, status] += 1
+        await response(scope, receive, send)
+
+    async def _respond(self, scope: Scope, receive: Receive) -> Any:
+        headers = Headers(scope=scope)
+        row = self._row(scope["method"])
+        check_origin(headers)
+        query = parse_query(scope["query_string"], row.query)
+        peer = scope["state"].get("peer")
+        call = RouteCall(self._service, scope["path_params"], query, None, headers, peer)
+        if row.body is None:
+            return _respond(await row.carry_out(call))
+        limit = body_limit(row, self._service.broker.settings.server.max_message_size)
+        async with self._reader.read(receive, headers, limit) as body:
+            call = call._replace(body=self._decode(row, headers, body))
+            return _respond(await row.carry_out(call))
+
+    def _row(self, method: str) -> RouteRow:
+        row = self._rows.get("GET" if method == "HEAD" else method)
+        if row is None or (row.streams and method == "HEAD"):
+            allowed = ", ".join(self._methods)
+            raise HttpError(405, "METHOD_NOT_ALLOWED", f"{method[:20]} is not one of {allowed}", {"allow": allowed})
+        return row
+
+    @property
+    def _methods(self) -> list[str]:
+        can_head = "GET" in self._rows and not self._rows["GET"].streams
+        return [*self._rows, *(["HEAD"] if can_head else [])]
+
+    def _decode(self, row: RouteRow, headers: Headers, body: bytes) -> Fields | bytes:
+        if row.body is NoFields and not body:
+            return NoFields()
+        found = check_media_type(headers, JSON, *([LINES] if row.lines else []))
+        return body if found == LINES else decode(body, self._decoders[row.method])
+
+
+def check_origin(headers: Headers) -> None:
+    """Refuse what a page of another site asks for: whoever reaches this door may do everything. Raises HttpError."""
+    origin, host = headers.get("origin"), headers.get("host", "")
+    foreign = origin is not None and urlsplit(origin).netloc.lower() != host.lower()
+    if foreign or headers.get("sec-fetch-site") == "cross-site":
+        raise HttpError(403, "FOREIGN_ORIGIN", "a page of another site may not use this broker")
+
+
+def _respond(answer: Any) -> Any:
+    """Return an answer as a response; one that goes on and on is one already."""
+    if not isinstance(answer, RouteAnswer):
+        return answer
+    content = answer.data if isinstance(answer.data, bytes) else msgspec.json.encode(answer.data)
+    return Response(content, answer.status, NO_STORE, answer.media_type)
+
+
+def _refuse(error: HttpError | BrokerError | PartlyStored) -> Response:
+    status, body = refusal(error)
+    headers = dict(error.headers) if isinstance(error, HttpError) else {}
+    return Response(msgspec.json.encode(body), status, {**NO_STORE, **headers}, "application/json")

@@ -1,0 +1,153 @@
+"""The HTTP door: JSON over HTTP, Server-Sent Events, metrics.
+
+docs/HTTP.md is the contract. Hypercorn's trio worker speaks HTTP on each connection. Who may connect, who is dropped,
+and how the broker stops is as with the other doors: the connections come by the same way.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from contextlib import suppress
+
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+
+from qb.core.broker.message_broker import MessageBroker
+from qb.core.wire.errors import BrokerError
+from qb.doors.http.http_app import make_app, make_service
+from qb.doors.http.http_errors import raw_response, refusal
+from qb.doors.http.streams.event_stream import HttpPeer
+from qb.doors.transport import Transport
+
+log = logging.getLogger("qb.http")
+
+IDLE = 75.0  # seconds that a connection may stay open without a request
+LINGER = 2.0  # seconds that a peer has to notice that we have closed
+
+
+class HttpDoor:
+    """Serves each connection that comes."""
+
+    name = "http"
+
+    def __init__(self, broker: MessageBroker) -> None:
+        self.service = make_service(broker)
+        self._drained = False
+        self._app = ASGIWrapper(make_app(self.service))  # type: ignore[arg-type]  # the same, in other words
+        self._config = Config()
+        self._config.errorlog = logging.getLogger("qb.http")
+        self._config.include_server_header = False
+        self._config.keep_alive_timeout = IDLE
+        self._config.keep_alive_max_requests = 2**31
+
+    def open(self, transport: Transport, address: str) -> HttpSession:
+        return HttpSession(self, HttpPeer(transport, address))
+
+    def refuse(self, error: BrokerError) -> bytes:
+        return raw_response(*refusal(error))
+
+    def drain(self) -> None:
+        """End what would go on: for all sessions, when the first one is told to."""
+        if not self._drained:
+            self._drained = True
+            self.service.waits.end()
+            self.service.streams.drain()
+
+    async def converse(self, peer: HttpPeer, context: WorkerContext) -> None:
+        """Speak HTTP on a connection until it ends."""
+        await TCPServer(self._app, self._config, context, {"peer": peer}, HypercornStream(peer))  # type: ignore[arg-type]
+
+
+class HttpSession:
+    """A connection from its first byte to its last."""
+
+    def __init__(self, door: HttpDoor, peer: HttpPeer) -> None:
+        self._door = door
+        self._peer = peer
+        self._context = WorkerContext(None)
+        self._draining = trio.Event()
+        self._lingering = trio.CancelScope()
+        self._scope = trio.CancelScope()
+
+    async def run(self) -> None:
+        """Serve the peer until it goes or is dropped. Raises nothing."""
+        transport = self._peer.transport
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(transport.send_queued)
+                    nursery.start_soon(self._end_when_draining)
+                    await self._door.converse(self._peer, self._context)
+                    await transport.wait_for_room(0)
+                    await self._linger()
+                    nursery.cancel_scope.cancel()
+        except Exception:
+            log.exception("connection of %s ended by a fault of ours", self._peer.address)
+        finally:
+            transport.close()
+
+    async def _linger(self) -> None:
+        """Let a peer that is still sending read its answer: closing now would be a reset, and might destroy it."""
+        self._lingering.deadline = trio.current_time() + LINGER
+        with self._lingering, suppress(OSError):
+            self._peer.transport.sock.shutdown(socket.SHUT_WR)
+            while await self._peer.transport.receive():
+                pass
+
+    async def _end_when_draining(self) -> None:
+        """Close the connection as soon as no request is being answered."""
+        await self._draining.wait()
+        await self._context.terminated.set()
+
+    def drain(self) -> None:
+        """Let nobody wait any longer, end the streams, answer what was received."""
+        self._door.drain()
+        self._draining.set()
+        self._lingering.cancel()
+
+    def check_life(self, interval: float) -> None:
+        """Called now and then: drop a peer that does not read."""
+        transport = self._peer.transport
+        if transport.queued and trio.current_time() - transport.progress_at > 2 * interval:
+            log.info("dropped http %s: has not read what it was sent for %g s", self._peer.address, 2 * interval)
+            transport.abort()
+            self._scope.cancel()
+
+
+class HypercornStream:
+    """A peer's transport as hypercorn wants its streams. The session closes it, when everything is sent."""
+
+    def __init__(self, peer: HttpPeer) -> None:
+        self._peer = peer
+        self._transport = peer.transport
+        self._reading = trio.CancelScope()
+        self._closed = False
+
+    @property
+    def socket(self) -> socket.socket:
+        return self._transport.sock
+
+    async def receive_some(self, max_bytes: int) -> bytes:
+        if not (self._closed or self._transport.gone):
+            with trio.CancelScope() as self._reading:
+                return await self._transport.receive()
+        raise trio.ClosedResourceError
+
+    async def send_all(self, data: bytes) -> None:
+        if not self._closed:
+            self._transport.send(data)
+            if not self._peer.is_pushed_to:
+                await self._transport.wait_for_room(0)
+        if self._closed or self._transport.gone:
+            raise trio.BrokenResourceError
+
+    async def send_eof(self) -> None:
+        raise trio.ClosedResourceError  # closing says it
+
+    async def aclose(self) -> None:
+        self._closed = True
+        self._reading.cancel()

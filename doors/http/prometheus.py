@@ -1,0 +1,188 @@
+"""The broker's numbers in the words of Prometheus, gathered when somebody asks.
+
+docs/METRICS.md lists what there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import inf
+
+import trio
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+from qb.core.broker.message_broker import MessageBroker
+from qb.core.wire.version import __version__
+from qb.storage.measures import Histogram
+
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_own = CollectorRegistry()
+ProcessCollector(registry=_own)
+PlatformCollector(registry=_own)
+
+
+class GatheredMetrics(CollectorRegistry):
+    """Numbers that have been gathered: rendering them touches nothing that moves."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        super().__init__()
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+async def render(broker: MessageBroker) -> bytes:
+    """Return all metrics as text: gathered in one step of the event loop, written in a thread."""
+    families = [*_own.collect(), *collect(broker)]
+    return await trio.to_thread.run_sync(generate_latest, GatheredMetrics(families))
+
+
+def collect(broker: MessageBroker) -> Iterator[Metric]:
+    """Return every metric of the broker as it stands."""
+    yield InfoMetricFamily("qb_build", "The broker that answers.", {"version": __version__})
+    yield from _logs(broker)
+    yield from _storage(broker)
+    yield from _subscriptions(broker)
+    yield from _groups(broker)
+    yield from _transactions(broker)
+    yield from _doors(broker)
+    yield from _recovery(broker)
+
+
+def _logs(broker: MessageBroker) -> Iterator[Metric]:
+    by_topic, by_partition = ["topic"], ["topic", "partition"]
+    published = _counter("qb_published_messages", "Messages made durable since the start.", by_topic)
+    size = _counter("qb_published_bytes", "Bytes of frames and seals made durable since the start.", by_topic)
+    kept = _gauge("qb_log_bytes", "Bytes of a partition's log on disk.", by_partition)
+    segments = _gauge("qb_log_segments", "Segments of a partition's log.", by_partition)
+    first = _gauge("qb_log_first_offset", "The oldest offset kept.", by_partition)
+    end = _gauge("qb_log_end_offset", "One past the newest durable offset.", by_partition)
+    healthy = _gauge("qb_log_healthy", "1 while the log takes messages, 0 if it is poisoned or damaged.", by_partition)
+    for name, topic in broker.engine.topics().items():
+        logs = [broker.engine.log(name, number) for number in range(topic.partitions)]
+        published.add_metric([name], sum(log.published_messages for log in logs))
+        size.add_metric([name], sum(log.published_bytes for log in logs))
+        for log in logs:
+            state, where = log.state(), [name, str(log.partition)]
+            kept.add_metric(where, state.bytes)
+            segments.add_metric(where, state.segments)
+            first.add_metric(where, state.first_offset)
+            end.add_metric(where, state.next_offset)
+            healthy.add_metric(where, state.status == "ok")
+    yield from (published, size, kept, segments, first, end, healthy)
+
+
+def _storage(broker: MessageBroker) -> Iterator[Metric]:
+    measures = broker.engine.measures
+    yield _histogram("qb_commit_messages", "Messages in a group commit.", measures.commit_messages)
+    yield _histogram("qb_commit_bytes", "Bytes in a group commit.", measures.commit_bytes)
+    yield _histogram("qb_fsync_seconds", "How long the sync of a commit took.", measures.sync_seconds)
+    yield _histogram("qb_publish_ack_seconds", "From taking a run of publishes to its answer.", measures.ack_seconds)
+    failed = _counter("qb_commit_failures", "Commits of which nothing was kept: disk full, failed sync.", [])
+    failed.add_metric([], measures.failed_commits)
+    yield failed
+
+
+def _subscriptions(broker: MessageBroker) -> Iterator[Metric]:
+    labels = ["topic", "subscription"]
+    delivered = _counter("qb_delivered_messages", "Messages pushed to subscribers since the start.", labels)
+    size = _counter("qb_delivered_bytes", "Bytes of frames pushed to subscribers since the start.", labels)
+    acks = _counter("qb_acks", "Messages acked since the start.", labels)
+    nacks = _counter("qb_nacks", "Messages nacked since the start.", labels)
+    redelivered = _counter("qb_redeliveries", "Messages delivered again, over the subscription's life.", labels)
+    dead = _counter("qb_dead_letters", "Messages dead-lettered, over the subscription's life.", labels)
+    lag = _gauge("qb_subscription_lag_messages", "Messages not settled.", labels)
+    flight = _gauge("qb_subscription_in_flight_messages", "Messages pushed and not settled.", labels)
+    waiting = _gauge("qb_subscription_waiting_messages", "Messages to be delivered again.", labels)
+    subscribers = _gauge("qb_subscription_subscribers", "Subscribers that have joined.", labels)
+    stuck = _gauge("qb_subscription_stuck", "1 while it stands still: paused, in an outage, or unreadable.", labels)
+    for live in broker.subscriptions.deliveries:
+        who, numbers = [live.topic, live.name], live.subscription.describe(live.ends())
+        delivered.add_metric(who, live.delivered_messages)
+        size.add_metric(who, live.delivered_bytes)
+        acks.add_metric(who, live.subscription.acked)
+        nacks.add_metric(who, live.subscription.nacked)
+        redelivered.add_metric(who, numbers.redelivered)
+        dead.add_metric(who, numbers.dead_lettered)
+        lag.add_metric(who, numbers.lag)
+        flight.add_metric(who, numbers.in_flight)
+        waiting.add_metric(who, numbers.waiting)
+        subscribers.add_metric(who, len(live.outlets))
+        stuck.add_metric(who, numbers.paused or numbers.outage or live.fault is not None)
+    yield from (delivered, size, acks, nacks, redelivered, dead, lag, flight, waiting, subscribers, stuck)
+    latency = broker.subscriptions.deliveries.deliver_seconds
+    yield _histogram("qb_publish_deliver_seconds", "From a message's timestamp to its first push.", latency)
+
+
+def _groups(broker: MessageBroker) -> Iterator[Metric]:
+    lag = _gauge("qb_group_lag_messages", "Messages from the committed offset to the end.", ["group", "topic"])
+    members = _gauge("qb_group_members", "Members of a group.", ["group"])
+    for group in broker.groups.views():
+        members.add_metric([group.group], len(group.members))
+        by_topic: dict[str, int] = {}
+        for each in group.partitions:
+            by_topic[each.topic] = by_topic.get(each.topic, 0) + (each.lag or 0)
+        for topic, behind in by_topic.items():
+            lag.add_metric([group.group, topic], behind)
+    yield from (lag, members)
+
+
+def _transactions(broker: MessageBroker) -> Iterator[Metric]:
+    sizes = broker.transactions.staged_bytes
+    yield GaugeMetricFamily("qb_open_stages", "Stages that are neither committed nor ended.", value=len(sizes))
+    yield GaugeMetricFamily("qb_staged_bytes", "Bytes of the open stages.", value=sum(sizes))
+    committed = _counter("qb_transactions_committed", "Transactions that became visible since the start.", [])
+    committed.add_metric([], broker.transactions.committed)
+    yield committed
+
+
+def _doors(broker: MessageBroker) -> Iterator[Metric]:
+    counted = broker.metrics
+    connections = _gauge("qb_connections", "Connections that are open.", ["door"])
+    accepted = _counter("qb_connections_accepted", "Connections that were let in.", ["door"])
+    refused = _counter("qb_connections_refused", "Connections that were turned away: too many.", ["door"])
+    for door, number in counted.connections.items():
+        connections.add_metric([door], number)
+    for door, number in counted.connections_accepted.items():
+        accepted.add_metric([door], number)
+    for door, number in counted.connections_refused.items():
+        refused.add_metric([door], number)
+    requests = _counter("qb_http_requests", "HTTP requests that were answered.", ["method", "route", "status"])
+    for (method, route, status), number in counted.requests.items():
+        requests.add_metric([method, route, str(status)], number)
+    yield from (connections, accepted, refused, requests)
+
+
+def _recovery(broker: MessageBroker) -> Iterator[Metric]:
+    found = broker.engine.recovery
+    for name, what, value in (
+        ("qb_recovery_messages", "Messages that the start found.", found.messages),
+        ("qb_recovery_topics", "Topics that the start found.", found.topics),
+        ("qb_recovery_cut_bytes", "Bytes of torn tails, never acked, that the start cut off.", found.cut_bytes),
+        ("qb_recovery_rebuilt_indexes", "Indexes that the start built anew.", found.rebuilt_indexes),
+        ("qb_recovery_notes", "Things that the start told the operator.", len(found.notes)),
+    ):
+        yield GaugeMetricFamily(name, what, value=value)
+
+
+def _counter(name: str, what: str, labels: list[str]) -> CounterMetricFamily:
+    return CounterMetricFamily(name, what, labels=labels)
+
+
+def _gauge(name: str, what: str, labels: list[str]) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, what, labels=labels)
+
+
+def _histogram(name: str, what: str, histogram: Histogram) -> HistogramMetricFamily:
+    buckets: list[tuple[str, float]] = []
+    so_far = 0
+    for bound, count in zip((*histogram.bounds, inf), histogram.counts, strict=True):
+        so_far += count
+        buckets.append(("+Inf" if bound == inf else str(bound), so_far))
+    return HistogramMetricFamily(name, what, buckets=buckets, sum_value=histogram.total)

@@ -1,0 +1,83 @@
+"""The routes about the broker itself: is it well, what can it do, how much does it do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from qb.core.broker.message_broker import MessageBroker
+from qb.core.wire.version import __version__
+from qb.doors.http import api_docs as http_docs
+from qb.doors.http.openapi import describe
+from qb.doors.http.prometheus import MEDIA_TYPE, render
+from qb.doors.http.route_table import RouteAnswer, RouteCall, RouteRow
+from qb.doors.http.routes import page_routes as http_page
+
+HTML = "text/html; charset=utf-8"
+
+
+class IndexBody(msgspec.Struct, frozen=True):
+    service: str
+    version: str
+    endpoints: list[str]
+
+
+class StatusBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`reason` says why it is not ready; `damaged` lists topics that are not served while the others are."""
+
+    status: str
+    reason: str | None = None
+    damaged: list[str] = []
+
+
+async def index(call: RouteCall) -> RouteAnswer:
+    if "text/html" in call.headers.get("accept", ""):
+        return RouteAnswer(http_page.INDEX, media_type=HTML)
+    endpoints = [f"{row.method} {row.path}" for row in call.service.rows]
+    return RouteAnswer(IndexBody("qb", __version__, endpoints))
+
+
+async def health(call: RouteCall) -> RouteAnswer:
+    return RouteAnswer(StatusBody("healthy"))
+
+
+async def ready(call: RouteCall) -> RouteAnswer:
+    status = readiness(call.broker)
+    return RouteAnswer(status, 200 if status.reason is None else 503)
+
+
+def readiness(broker: MessageBroker) -> StatusBody:
+    """Say whether the broker takes messages for all its topics, and if not, why."""
+    if broker.draining:
+        return StatusBody("draining", "the broker is shutting down")
+    states = [
+        broker.engine.log(name, number).state()
+        for name, topic in broker.engine.topics().items()
+        for number in range(topic.partitions)
+    ]
+    damaged = sorted({state.reason for state in states if state.status == "damaged" and state.reason})
+    poisoned = next((state.reason for state in states if state.status == "poisoned"), None)
+    return StatusBody("poisoned", poisoned, damaged) if poisoned else StatusBody("ready", None, damaged)
+
+
+async def metrics(call: RouteCall) -> RouteAnswer:
+    return RouteAnswer(await render(call.broker), media_type=MEDIA_TYPE)
+
+
+async def openapi(call: RouteCall) -> RouteAnswer:
+    return RouteAnswer(describe(call.service.rows))
+
+
+async def docs(call: RouteCall) -> RouteAnswer:
+    return RouteAnswer(http_docs.render(describe(call.service.rows)), media_type=HTML)
+
+
+ROWS = [
+    RouteRow("GET", "/", "a page for a browser, what there is for others", index, answer=IndexBody),
+    RouteRow("GET", "/health", "does the broker answer?", health, answer=StatusBody),
+    RouteRow("GET", "/ready", "does it take messages?", ready, answer=StatusBody, refusals=(503,)),
+    RouteRow("GET", "/metrics", "numbers for Prometheus", metrics, media_type=MEDIA_TYPE),
+    RouteRow("GET", "/openapi.json", "this API, described", openapi, answer=dict[str, Any]),
+    RouteRow("GET", "/docs", "this API, readable", docs, media_type=HTML),
+]

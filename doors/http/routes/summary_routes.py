@@ -1,0 +1,101 @@
+"""Everything that the live page shows at a glance, in one answer.
+
+Gathered in one step of the event loop, without reading a log: it may be asked for every second.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from qb.core.broker.message_broker import MessageBroker
+from qb.core.groups.group_reports import GroupReport
+from qb.core.push.active_subscription import ActiveSubscription
+from qb.core.subscriptions.subscription_report import SubscriptionReport
+from qb.core.wire.version import __version__
+from qb.doors.http.http_views import TopicView, topic_view
+from qb.doors.http.route_table import RouteAnswer, RouteCall, RouteRow
+from qb.doors.http.routes.service_routes import StatusBody, readiness
+from qb.storage.measures import Histogram
+
+
+class TopicNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic, and how much of it was published since the broker's start."""
+
+    topic: TopicView
+    published_messages: int
+    published_bytes: int
+
+
+class SubscriptionNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    """A subscription, and how much of it was done since the broker's start."""
+
+    topic: str
+    numbers: SubscriptionReport
+    delivered_messages: int
+    acked_messages: int
+    fault: str | None  # why it stands still, if its log cannot be read
+
+
+class Latency(msgspec.Struct, frozen=True):
+    """How many were at most as long as each bound, in seconds; the last count is of those that were longer."""
+
+    bounds: tuple[float, ...]
+    counts: list[int]
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """The broker at a glance. Counts begin at zero when it starts."""
+
+    version: str
+    status: StatusBody
+    topics: list[TopicNumbers]
+    subscriptions: list[SubscriptionNumbers]
+    groups: list[GroupReport]
+    fsync: Latency
+    connections: dict[str, int]
+
+
+async def summary(call: RouteCall) -> RouteAnswer:
+    broker = call.broker
+    return RouteAnswer(
+        Summary(
+            version=__version__,
+            status=readiness(broker),
+            topics=[_topic(broker, name) for name in sorted(broker.engine.topics())],
+            subscriptions=[_subscription(each) for each in sorted(broker.subscriptions.deliveries, key=_name)],
+            groups=broker.groups.views(),
+            fsync=_latency(broker.engine.measures.sync_seconds),
+            connections=dict(broker.metrics.connections),
+        )
+    )
+
+
+def _topic(broker: MessageBroker, name: str) -> TopicNumbers:
+    topic = broker.engine.topics()[name]
+    logs = [broker.engine.log(name, number) for number in range(topic.partitions)]
+    return TopicNumbers(
+        topic=topic_view(topic, [log.state() for log in logs]),
+        published_messages=sum(log.published_messages for log in logs),
+        published_bytes=sum(log.published_bytes for log in logs),
+    )
+
+
+def _subscription(live: ActiveSubscription) -> SubscriptionNumbers:
+    return SubscriptionNumbers(
+        topic=live.topic,
+        numbers=live.subscription.describe(live.ends()),
+        delivered_messages=live.delivered_messages,
+        acked_messages=live.subscription.acked,
+        fault=live.fault,
+    )
+
+
+def _name(live: ActiveSubscription) -> str:
+    return live.name
+
+
+def _latency(histogram: Histogram) -> Latency:
+    return Latency(histogram.bounds, list(histogram.counts))
+
+
+ROWS = [RouteRow("GET", "/summary", "everything at a glance, for the live page", summary, answer=Summary)]

@@ -1,0 +1,1 @@
+"""Answers that go on: Server-Sent Events of subscriptions and of topics."""

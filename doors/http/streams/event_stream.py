@@ -1,0 +1,129 @@
+"""An answer that goes on and on: Server-Sent Events, with heartbeats, until somebody ends it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+import msgspec
+import trio
+
+from qb.doors.transport import Transport
+
+HEARTBEAT = 15.0  # seconds of silence until a comment says that the stream lives
+SLACK = 0.005  # seconds of work that may be done before any rest is taken
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+_encode = msgspec.json.Encoder().encode
+
+
+def event(data: Any, *, name: str = "", id: str = "") -> bytes:
+    """Return one event. JSON has no bare line ends, so the data is one line."""
+    head = (f"event: {name}\n" if name else "") + (f"id: {id}\n" if id else "")
+    return b"%sdata: %s\n\n" % (head.encode(), _encode(data))
+
+
+class StreamPace:
+    """Gives out turns to push, one at a time, and rests as long as the turns took.
+
+    So all streams together get at most half of the processor's time, and publishers the other half, however many
+    streams there are.
+    """
+
+    def __init__(self) -> None:
+        self._lock = trio.Lock()
+        self._rests_until = 0.0
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        async with self._lock:
+            started = time.perf_counter()
+            yield
+            took = time.perf_counter() - started
+            now = trio.current_time()
+            self._rests_until = max(self._rests_until, now) + took
+            if self._rests_until - now > SLACK:
+                await trio.sleep_until(self._rests_until)
+
+
+class HttpPeer:
+    """One connection, as the routes see it."""
+
+    def __init__(self, transport: Transport, address: str) -> None:
+        self.transport = transport
+        self.address = address
+        self.is_pushed_to = False  # then the stream waits until everything is sent, and each single send does not
+
+
+class EventSource(Protocol):
+    """What a stream pushes."""
+
+    ended: dict[str, Any] | None  # the last event, once nothing more comes
+
+    def opening(self) -> bytes:
+        """Return what is sent first."""
+
+    async def next_batch(self) -> Any:
+        """Wait for something to push; None: look at `ended`. Cancelling it loses nothing."""
+
+    def encode(self, batch: Any) -> bytes:
+        """Return the events of a batch."""
+
+    def sent(self, batch: Any) -> None:
+        """The batch has been handed to the connection."""
+
+    def close(self) -> None:
+        """The stream is over, in whichever way."""
+
+
+class EventStream:
+    """Pushes a source to one peer; an ASGI application."""
+
+    def __init__(self, source: EventSource, peer: HttpPeer, pace: StreamPace) -> None:
+        self._source = source
+        self._peer = peer
+        self._pace = pace
+
+    async def __call__(self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Send) -> None:
+        self._peer.is_pushed_to = True
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_cancel_when_gone, receive, nursery.cancel_scope)
+                await self._push(send)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._peer.is_pushed_to = False
+            self._source.close()
+
+    async def _push(self, send: Send) -> None:
+        source = self._source
+        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await send(_body(source.opening()))
+        while source.ended is None:
+            with trio.move_on_after(HEARTBEAT) as waiting:
+                batch = await source.next_batch()
+            if waiting.cancelled_caught:
+                await send(_body(b": alive\n\n"))
+            elif batch is not None:
+                await self._peer.transport.wait_for_room(0)
+                async with self._pace.turn():
+                    await send(_body(source.encode(batch)))
+                source.sent(batch)
+        await send(_body(event(source.ended, name="end"), more=False))
+
+
+def _body(data: bytes, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+async def _cancel_when_gone(receive: Callable[[], Awaitable[Any]], scope: trio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()

@@ -1,0 +1,35 @@
+"""Messages as events, and where an event's id says that its message is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from qb.core.wire.frames import Frame
+from qb.doors.http.http_views import MessageView, message_view
+from qb.doors.http.streams.event_stream import event
+
+
+class EventBatch(NamedTuple):
+    """Messages to be pushed together."""
+
+    topic: str
+    partition: int
+    messages: Sequence[Frame]
+    attempt: int | None = None
+
+    def views(self) -> list[MessageView]:
+        attempt = {} if self.attempt is None else {"attempt": self.attempt}
+        return [message_view(message, self.topic, self.partition, **attempt) for message in self.messages]
+
+
+def encode_batch(batch: EventBatch) -> bytes:
+    """Return one event a message; its id says where the message is."""
+    return b"".join([event(view, id=f"{view.partition}:{view.offset}") for view in batch.views()])
+
+
+def parse_event_id(text: str) -> tuple[int, int] | None:
+    """Return partition and offset of an event id, or None if it is none of ours."""
+    partition, colon, offset = text.partition(":")
+    fits = colon and partition.isdecimal() and offset.isdecimal() and len(text) < 40
+    return (int(partition), int(offset)) if fits else None

@@ -1,0 +1,100 @@
+"""Every stream of the HTTP door: who has joined what, and what can be sent once more."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+from qb.core.broker.message_broker import MessageBroker
+from qb.core.push.active_subscription import ActiveSubscription
+from qb.core.push.delivery_rounds import DeliveryRounds
+from qb.core.wire.errors import BadRequest, NotJoined
+from qb.doors.http.streams.event_stream import EventStream, HttpPeer, StreamPace
+from qb.doors.http.streams.message_events import parse_event_id
+from qb.doors.http.streams.stream_subscriber import SentMessage, StreamSubscriber
+from qb.doors.http.streams.topic_tail import TopicTail
+
+WINDOW = 100  # messages in flight to a stream that asks for no other number
+ENDED = 1_000  # ended streams that are remembered
+
+
+class StreamRegistry:
+    """Every stream of this door."""
+
+    def __init__(self, broker: MessageBroker) -> None:
+        self._deliveries: DeliveryRounds = broker.subscriptions.deliveries
+        self.tails: set[TopicTail] = set()
+        self._broker = broker
+        self._pace = StreamPace()
+        self._open: dict[str, StreamSubscriber] = {}
+        self._ended: OrderedDict[str, tuple[ActiveSubscription, Sequence[SentMessage]]] = (
+            OrderedDict()
+        )  # streams with auto_ack, by id
+
+    def __len__(self) -> int:
+        return len(self._open) + len(self.tails)
+
+    def drain(self) -> None:
+        """End all of them."""
+        streams: list[StreamSubscriber | TopicTail] = [*self._open.values(), *self.tails]
+        for stream in streams:
+            stream.end("the broker is shutting down")
+
+    def tail(self, topic: str, starts: Mapping[int, int], peer: HttpPeer) -> EventStream:
+        """Return a live tail from these offsets on. Raises UnknownTopic, UnknownPartition, ShuttingDown."""
+        self._broker.check_open()
+        tail = TopicTail(self._broker, topic, starts, self.tails.discard)
+        self.tails.add(tail)
+        return EventStream(tail, peer, self._pace)
+
+    def join(
+        self,
+        subscription_id: str,
+        peer: HttpPeer,
+        *,
+        window: int | None,
+        auto_ack: bool,
+        last_event_id: str = "",
+    ) -> EventStream:
+        """Return a stream that has joined. Raises UnknownSubscription, SubscriptionBusy, BadRequest, ShuttingDown."""
+        self._broker.check_open()
+        live = self._broker.subscriptions.live(subscription_id)
+        subscriber = StreamSubscriber(live, self._deliveries, peer, auto_ack=auto_ack, closed=self._remember)
+        most = live.subscription.options.max_in_flight
+        self._deliveries.join(live, subscriber, min(WINDOW, most) if window is None else window, announces=False)
+        self._open[subscriber.id] = subscriber
+        if auto_ack:
+            self._send_again(live, last_event_id)
+        return EventStream(subscriber, peer, self._pace)
+
+    def _remember(self, subscriber: StreamSubscriber) -> None:
+        """A stream is over, but its peer may come back and say that it has not seen everything."""
+        del self._open[subscriber.id]
+        if subscriber.delivered:
+            self._ended[subscriber.id] = subscriber.live, subscriber.delivered
+            if len(self._ended) > ENDED:
+                self._ended.popitem(last=False)
+
+    def _send_again(self, live: ActiveSubscription, last_event_id: str) -> None:
+        """Deliver once more what an ended stream was sent after the last event that its peer has seen."""
+        place = parse_event_id(last_event_id)
+        for id, (of, delivered) in reversed(self._ended.items()):
+            places = [(sent.partition, sent.offset) for sent in delivered]
+            if of is live and place in places:
+                for sent in list(delivered)[places.index(place) + 1 :]:
+                    live.subscription.retry(sent.partition, sent.offset, sent.key)
+                del self._ended[id]
+                self._deliveries.touch(live)
+                return
+
+    def find(self, subscription_id: str, stream: str | None) -> StreamSubscriber:
+        """Return a stream that has joined; without an id, the only one. Raises UnknownSubscription, NotJoined."""
+        live = self._broker.subscriptions.live(subscription_id)
+        joined = {id: each for id, each in self._open.items() if each.live is live}
+        if stream is None:
+            if len(joined) > 1:
+                raise BadRequest(f"{len(joined)} streams have joined subscription {subscription_id!r}: say which one")
+            stream = next(iter(joined), "")
+        if stream not in joined:
+            raise NotJoined(f"there is no open stream {stream[:80]!r} of subscription {subscription_id!r}")
+        return joined[stream]

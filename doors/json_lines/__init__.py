@@ -1,0 +1,1 @@
+"""The JSON-lines door: one JSON object a line."""

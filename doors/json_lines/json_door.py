@@ -1,0 +1,114 @@
+"""The JSON-lines door: one JSON object a line, one line in answer, for any language and for `nc`.
+
+docs/JSON_LINES.md is the contract.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import trio
+
+from qb.core.broker.message_broker import MessageBroker
+from qb.core.wire.errors import REPLIES, BrokerError
+from qb.doors.json_lines.json_answers import failure, success, words
+from qb.doors.json_lines.json_methods import JsonMethods, JsonWaits
+from qb.doors.json_lines.line_splitter import LineSplitter
+from qb.doors.transport import Transport
+
+log = logging.getLogger("qb.json_lines")
+
+LINE_ROOM = 65_536  # what a line may have beside a message of the largest size
+QUEUED_LIMIT = 1 << 20  # answers that a peer has not read: past this, its lines are not read either
+
+
+class JsonDoor:
+    """Opens a session for each peer."""
+
+    name = "json"
+
+    def __init__(self, broker: MessageBroker) -> None:
+        self._broker = broker
+
+    def open(self, transport: Transport, address: str) -> JsonSession:
+        return JsonSession(self._broker, transport, f"json {address}")
+
+    def refuse(self, error: BrokerError) -> bytes:
+        return failure(words(error))
+
+
+class JsonSession:
+    """A peer from its first line to its last."""
+
+    def __init__(self, broker: MessageBroker, transport: Transport, name: str) -> None:
+        self._transport = transport
+        self._lines = LineSplitter(broker.settings.server.max_message_size + LINE_ROOM)
+        self._patience = JsonWaits()
+        self._methods = JsonMethods(broker, transport, name, self._patience)
+        self._scope = trio.CancelScope()
+        self.name = name
+        transport.has_emptied = self._methods.subscribing.has_room
+
+    async def run(self) -> None:
+        """Serve the peer until it goes or is dropped. Raises nothing."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._transport.send_queued)
+                    await self._converse()
+                    await self._transport.wait_for_room(0)
+                    nursery.cancel_scope.cancel()
+        finally:
+            self._transport.close()
+
+    async def _converse(self) -> None:
+        """Answer every line until the peer sends no more, has lost our trust, or we drain."""
+        try:
+            while data := await self._receive():
+                for line in self._lines.feed(data):
+                    await self._answer(line)
+            for line in () if self._patience.ended else self._lines.finish():
+                await self._answer(line)
+        except BrokerError as error:  # one that the connection does not survive
+            self._transport.send(failure(words(error)))
+        except Exception:
+            log.exception("session with %s ended by a fault of ours", self.name)
+            self._transport.send(failure("internal error"))
+        finally:
+            self._methods.subscribing.leave_all(died=not self._patience.ended)
+
+    async def _receive(self) -> bytes:
+        """Return what the peer has sent; b"" when no more will come or be read."""
+        data = b""
+        with self._patience.waiting():
+            data = await self._transport.receive()
+        return data
+
+    async def _answer(self, line: bytes | None) -> None:
+        """Carry out one line and send the answer; returns when the peer has read enough of what it was sent."""
+        if line is None:
+            self._transport.send(failure(f"Line too long: more than {self._lines.limit} bytes"))
+        elif line and not line.isspace():
+            self._transport.send(await self._carry_out(line))
+        await trio.lowlevel.checkpoint()  # whoever pastes a thousand lines does not hold up the others
+        await self._transport.wait_for_room(QUEUED_LIMIT)
+
+    async def _carry_out(self, line: bytes) -> bytes:
+        try:
+            return success(await self._methods.carry_out(line))
+        except BrokerError as error:
+            if not REPLIES[type(error)].survives:
+                raise
+            return failure(words(error))
+
+    def drain(self) -> None:
+        """Read nothing more, answer what was received."""
+        self._patience.end()
+
+    def check_life(self, interval: float) -> None:
+        """Called now and then: drop a peer that does not read. Silence is fine: people type."""
+        since = trio.current_time() - self._transport.progress_at
+        if self._transport.queued and since > 2 * interval:
+            log.info("dropped %s: has not read what it was sent for %g s", self.name, 2 * interval)
+            self._transport.abort()
+            self._scope.cancel()

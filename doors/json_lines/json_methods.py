@@ -1,0 +1,227 @@
+"""The types of request, one row each, and how they are carried out."""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+import trio
+
+from qb.core.broker.fetching import FetchLimits, messages
+from qb.core.broker.message_broker import MessageBroker
+from qb.core.groups.group_coordinator import MemberStanding
+from qb.core.groups.group_manager import GroupCommit
+from qb.core.wire.clock import now_ms
+from qb.core.wire.errors import BadRequest, TopicExists
+from qb.core.wire.frames import Frame, MessageType
+from qb.core.wire.names import check_name
+from qb.doors.binary.joined_subscriptions import JoinedSubscriptions
+from qb.doors.json_lines import json_requests as wants
+from qb.doors.json_lines.json_answers import record
+from qb.doors.json_lines.json_sink import JsonSink
+from qb.doors.transport import Transport
+
+Data = dict[str, Any]
+
+
+class JsonWaits:
+    """What a peer may wait for, until the broker drains."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._scope = trio.CancelScope()
+
+    def waiting(self) -> trio.CancelScope:
+        """Return a scope to wait in, one at a time; end() cancels it."""
+        self._scope = trio.CancelScope()
+        if self.ended:
+            self._scope.cancel()
+        return self._scope
+
+    def end(self) -> None:
+        self.ended = True
+        self._scope.cancel()
+
+
+class JsonMethods:
+    """Carries out the requests of one peer, one after the other."""
+
+    def __init__(self, broker: MessageBroker, transport: Transport, name: str, patience: JsonWaits) -> None:
+        self._broker = broker
+        self._transport = transport
+        self._name = name
+        self._patience = patience
+        self.subscribing = JoinedSubscriptions(broker.subscriptions, transport)
+
+    async def carry_out(self, line: bytes) -> Data:
+        """Do what a line asks for and return the data of the answer. Raises BrokerError."""
+        name = wants.type_of(line)
+        row = ROWS.get(name)
+        if row is None:
+            raise BadRequest(f"Unknown type: {name[: wants.SHOWN]}")
+        return await row.carry_out(self, wants.parse(line, row.fields, row.missing))
+
+    # Topics and messages
+
+    async def create_topic(self, wanted: wants.CreateTopicLine) -> Data:
+        try:
+            topic = await self._broker.create_topic(wanted.topic, wanted.partitions)
+        except TopicExists:
+            topic = self._broker.topic(wanted.topic)
+            if topic.partitions != wanted.partitions:
+                raise BadRequest(f"topic {topic.topic!r} exists already with partitions {topic.partitions}") from None
+        return {"topic": topic.topic, "partitions": topic.partitions}
+
+    async def produce(self, wanted: wants.ProduceLine) -> Data:
+        body, timestamp_ms = _body(wanted), now_ms()
+        receipt = await self._broker.publish(
+            wanted.topic,
+            body,
+            partition=wanted.partition,
+            key=wanted.key,
+            properties=wanted.properties,
+            timestamp_ms=timestamp_ms,
+        )
+        properties = {**(wanted.properties or {}), **({} if wanted.key is None else {"key": wanted.key})}
+        stored = Frame(MessageType.DATA, receipt.offset, timestamp_ms, properties, body)
+        return {**record(stored), "partition": receipt.partition}
+
+    async def fetch(self, wanted: wants.FetchLine) -> Data:
+        self._check_place(wanted.topic, wanted.partition, wanted.offset)
+        limits = FetchLimits(max_messages=wanted.max, max_wait=wanted.max_wait_ms / 1000)
+        with self._patience.waiting() as waiting:
+            chunk = await self._broker.fetch(wanted.topic, wanted.partition, wanted.offset, limits)
+        if waiting.cancelled_caught:
+            at_once = limits._replace(max_wait=0.0)
+            chunk = await self._broker.fetch(wanted.topic, wanted.partition, wanted.offset, at_once)
+        return {"records": [record(message) for message in messages(chunk)]}
+
+    async def metrics(self, wanted: wants.MetricsLine) -> Data:
+        log = self._broker.log(wanted.topic, wanted.partition)
+        committed = None
+        if wanted.group_id is not None:
+            group = check_name("group", wanted.group_id)
+            committed = self._broker.groups.committed_offset(group, wanted.topic, wanted.partition)
+        return {
+            "beginOffset": log.first_offset,
+            "endOffset": log.end_offset,
+            "size": log.end_offset - log.first_offset,
+            "committedOffset": committed,
+            "lag": log.end_offset - (committed or 0),
+        }
+
+    async def list_topics(self, wanted: wants.ListTopicsLine) -> Data:
+        return {"topics": [topic.topic for topic in await self._broker.list_topics()]}
+
+    # Groups
+
+    async def commit(self, wanted: wants.CommitLine) -> Data:
+        self._check_place(wanted.topic, wanted.partition, wanted.offset)
+        commit = GroupCommit(wanted.topic, wanted.partition, wanted.offset)
+        await self._broker.groups.commit(wanted.group_id, [commit])
+        return {"groupId": wanted.group_id}
+
+    async def join_group(self, wanted: wants.JoinGroupLine) -> Data:
+        standing = await self._broker.groups.join(
+            wanted.group_id,
+            wanted.consumer_id,
+            [wanted.topic],
+            session_timeout=wanted.session_timeout_ms / 1000,
+            simple=True,
+        )
+        return {"partitions": _partitions(standing)}
+
+    async def heartbeat(self, wanted: wants.MemberLine) -> Data:
+        standing = await self._broker.groups.heartbeat(wanted.group_id, wanted.consumer_id)
+        return {"groupId": wanted.group_id, "partitions": _partitions(standing)}
+
+    async def leave_group(self, wanted: wants.MemberLine) -> Data:
+        await self._broker.groups.leave(wanted.group_id, wanted.consumer_id)
+        return {"groupId": wanted.group_id}
+
+    # Subscriptions
+
+    async def create_subscription(self, wanted: wants.CreateSubscriptionLine) -> Data:
+        if isinstance(wanted.start_offset, int):
+            _check_offset(wanted.start_offset)
+        made = await self._broker.subscriptions.create(wanted.subscription, wanted.topic, wanted.start_offset)
+        return {"subscription": made["subscription_id"], "topic": made["topic"]}
+
+    async def subscribe(self, wanted: wants.SubscribeLine) -> Data:
+        outlet = JsonSink(self._name, self._transport, settles_at_once=wanted.auto_ack)
+        live = self.subscribing.join_with(outlet, wanted.subscription, wanted.window)
+        return {"subscription": live.name, "topic": live.topic}
+
+    async def unsubscribe(self, wanted: wants.SubscriptionLine) -> Data:
+        self.subscribing.leave(wanted.subscription)
+        return {"subscription": wanted.subscription}
+
+    async def ack(self, wanted: wants.AckLine) -> Data:
+        _check_offset(wanted.offset)
+        held = self.subscribing.ack(wanted.subscription, wanted.partition, wanted.offset)
+        return _settled(wanted, held)
+
+    async def nack(self, wanted: wants.NackLine) -> Data:
+        _check_offset(wanted.offset)
+        delay = None if wanted.delay_ms is None else wanted.delay_ms / 1000
+        held = self.subscribing.nack(wanted.subscription, wanted.partition, wanted.offset, wanted.reason, delay)
+        return _settled(wanted, held)
+
+    def _check_place(self, topic: str, partition: int, offset: int) -> None:
+        """Raises UnknownTopic, UnknownPartition, or BadRequest for a negative offset."""
+        self._broker.log(topic, partition)
+        _check_offset(offset)
+
+
+def _check_offset(offset: int) -> None:
+    if offset < 0:
+        raise BadRequest(f"InvalidOffset: {offset}")
+
+
+def _body(wanted: wants.ProduceLine) -> bytes:
+    if wanted.encoding is None:
+        return wanted.value.encode()
+    try:
+        return b64decode(wanted.value, validate=True)
+    except (binascii.Error, ValueError):
+        raise BadRequest("value must be base64, as encoding says") from None
+
+
+def _partitions(standing: MemberStanding) -> list[int]:
+    """A member that joins by this door consumes one topic, so the numbers alone say it."""
+    return [each.partition for each in standing.partitions]
+
+
+def _settled(wanted: wants.AckLine, held: bool) -> Data:
+    place = {"subscription": wanted.subscription, "partition": wanted.partition, "offset": wanted.offset}
+    return {**place, "held": held}
+
+
+class JsonRow(NamedTuple):
+    """A type of request: its fields, what is said when a required one is missing, what carries it out."""
+
+    fields: type[wants.RequestLine]
+    missing: str
+    carry_out: Callable[[JsonMethods, Any], Awaitable[Data]]
+
+
+ROWS: dict[str, JsonRow] = {
+    "createTopic": JsonRow(wants.CreateTopicLine, "Missing topic", JsonMethods.create_topic),
+    "produce": JsonRow(wants.ProduceLine, "Missing topic or value", JsonMethods.produce),
+    "fetch": JsonRow(wants.FetchLine, "Missing topic/partition/offset", JsonMethods.fetch),
+    "commit": JsonRow(wants.CommitLine, "Missing groupId/topic/partition/offset", JsonMethods.commit),
+    "metrics": JsonRow(wants.MetricsLine, "Missing topic/partition", JsonMethods.metrics),
+    "listTopics": JsonRow(wants.ListTopicsLine, "", JsonMethods.list_topics),
+    "joinGroup": JsonRow(wants.JoinGroupLine, "Missing groupId/topic/consumerId", JsonMethods.join_group),
+    "leaveGroup": JsonRow(wants.MemberLine, "Missing groupId/consumerId", JsonMethods.leave_group),
+    "heartbeat": JsonRow(wants.MemberLine, "Missing groupId/consumerId", JsonMethods.heartbeat),
+    "createSubscription": JsonRow(
+        wants.CreateSubscriptionLine, "Missing subscription/topic", JsonMethods.create_subscription
+    ),
+    "subscribe": JsonRow(wants.SubscribeLine, "Missing subscription", JsonMethods.subscribe),
+    "unsubscribe": JsonRow(wants.SubscriptionLine, "Missing subscription", JsonMethods.unsubscribe),
+    "ack": JsonRow(wants.AckLine, "Missing subscription/partition/offset", JsonMethods.ack),
+    "nack": JsonRow(wants.NackLine, "Missing subscription/partition/offset", JsonMethods.nack),
+}

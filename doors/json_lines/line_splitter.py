@@ -1,0 +1,40 @@
+"""Bytes in, lines out, however TCP cuts them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+
+class LineSplitter:
+    """What one peer has sent and is not a whole line yet. Never keeps more than `limit` bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._unfinished = bytearray()
+        self._too_long = False
+
+    def feed(self, data: bytes) -> Iterator[bytes | None]:
+        """Yield each line that is whole now, without its end; None for one that was longer than the limit."""
+        *ends, beginning = data.split(b"\n")
+        for end in ends:
+            self._keep(end)
+            yield self._take()
+        self._keep(beginning)
+
+    def finish(self) -> Iterator[bytes | None]:
+        """Yield the last line if its end never came."""
+        if self._unfinished or self._too_long:
+            yield self._take()
+
+    def _keep(self, part: bytes) -> None:
+        if len(self._unfinished) + len(part) > self.limit:
+            self._too_long = True
+            self._unfinished.clear()
+        elif not self._too_long:
+            self._unfinished += part
+
+    def _take(self) -> bytes | None:
+        line = None if self._too_long else bytes(self._unfinished)
+        self._too_long = False
+        self._unfinished.clear()
+        return line

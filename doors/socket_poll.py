@@ -1,0 +1,142 @@
+"""What peers have to say: one look at all of them, in one step of the event loop.
+
+A task that waits for one socket costs trio a change of its registration and a change of tasks for each request. Here
+sockets stay registered. Of all that can be read what has come is received first, and handed over then: system calls in
+a row, and our own work in a row, are each quicker than both in turn. Where there is no epoll, each waits for itself.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter
+from typing import Protocol
+
+import trio
+
+RECEIVE_BYTES = 524_288  # that are received before they are handed over
+ROOM = 262_144  # that each of several peers finds at least
+STEP_BYTES = 2_097_152  # received in one step; then others have their turn
+AVAILABLE = hasattr(select, "epoll")
+AT_ONCE = 256  # sockets that are read at one look
+# Seconds in which somebody who publishes one at a time may be expected to come again. After one who did, we do not fall
+# asleep at once: to be woken takes about as long as all of our own work on a lone publish.
+AWAKE = 0.0005
+LOOKS = 32  # for them while we are awake, between two turns of others: together they take about as long as a turn
+
+
+class PollStep(Protocol):
+    """What has become of one step."""
+
+    at_once: bool  # was something short made durable at its end?
+
+
+def _apart(only_one: bool) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+Take = Callable[[memoryview], None]
+Ready = Sequence[tuple[int, int]]  # descriptors and what epoll says of them
+
+
+class SocketPoll:
+    """Sockets, and who takes what is received from them. All methods belong to the event loop."""
+
+    def __init__(self, together: Callable[[bool], AbstractContextManager[PollStep | None]] = _apart) -> None:
+        """`together` is entered around the calls of one step; it is told whether only one peer is ready."""
+        self._epoll = select.epoll()
+        self._together = together
+        self._attended: dict[int, tuple[socket.socket, Take]] = {}
+        self._behind: list[tuple[int, int]] = []  # those who were ready when others had brought enough for a step
+        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
+
+    def add(self, sock: socket.socket, take: Take) -> None:
+        """Hand what the socket brings to `take`, which must neither raise nor keep it; empty: the peer has gone."""
+        self._attended[sock.fileno()] = sock, take
+        self._epoll.register(sock, select.EPOLLIN | select.EPOLLRDHUP)
+
+    def remove(self, sock: socket.socket) -> None:
+        """Receive no more from it; one that is not there is no error."""
+        if self._attended.pop(sock.fileno(), None) is not None and not self._epoll.closed:
+            self._epoll.unregister(sock)
+
+    async def run(self) -> None:
+        """Receive and hand over, until cancelled; then nothing can be added any more."""
+        with self._epoll:
+            answered = 0.0  # when a lone publish was answered last
+            while True:
+                await trio.lowlevel.wait_readable(self._epoll.fileno())
+                ready: Ready = self._epoll.poll(0, AT_ONCE)
+                near = perf_counter() - answered < AWAKE
+                while self._attend(ready):
+                    answered = perf_counter()
+                    if not near or not (ready := await self._next_before(answered + AWAKE)):
+                        break
+
+    def _attend(self, ready: Ready) -> bool:
+        """Take what these bring, in one step; returns whether that was a lone publish, and is done."""
+        if self._behind:
+            waiting, self._behind = self._behind, []
+            ready = [*waiting, *(each for each in ready if each not in waiting)]
+        with self._together(len(ready) == 1) as step:
+            left = STEP_BYTES
+            while ready and left > 0:
+                taken = self._take(ready, left)
+                left -= taken
+                # Who sends much has more on its way: what comes together is committed together.
+                ready = self._epoll.poll(0, AT_ONCE) if taken >= ROOM else ()
+        return step is not None and step.at_once
+
+    def _take(self, ready: Ready, enough: int) -> int:
+        """Receive what these bring and hand it over; returns how many bytes.
+
+        When that is enough, those behind come first the next time.
+        """
+        taken, rest = 0, iter(ready)
+        for received in self._received(rest):
+            for number, data in received:
+                taken += len(data)
+                if attended := self._attended.get(number):  # one before it may have ended it
+                    attended[1](data)
+            if taken >= enough:
+                self._behind = list(rest)
+                break
+        return taken
+
+    def _received(self, ready: Iterator[tuple[int, int]]) -> Iterator[list[tuple[int, memoryview]]]:
+        """Yield what has come, as much at a time as there is room for."""
+        received: list[tuple[int, memoryview]] = []
+        room = self._buffer
+        for number, _ in ready:
+            attended = self._attended.get(number)
+            size = None if attended is None else receive_into(attended[0], room)
+            if size is None:
+                continue
+            received.append((number, room[:size]))
+            room = room[size:]
+            if len(room) < ROOM:
+                yield received
+                received, room = [], self._buffer
+        yield received
+
+    async def _next_before(self, deadline: float) -> Ready:
+        """Stay awake until somebody is ready; others have their turn meanwhile."""
+        poll = self._epoll.poll
+        while perf_counter() < deadline:
+            await trio.lowlevel.checkpoint()
+            for _ in range(LOOKS):
+                if ready := poll(0, AT_ONCE):
+                    return ready
+        return ()
+
+
+def receive_into(sock: socket.socket, room: memoryview) -> int | None:
+    """Return how much has come from a peer: 0 if it has gone, None if nothing has come yet."""
+    try:
+        return sock.recv_into(room)
+    except (BlockingIOError, InterruptedError):
+        return None
+    except OSError:
+        return 0

@@ -1,0 +1,182 @@
+"""One peer's socket: receive when there is something, send now what fits, the rest when it can.
+
+It sits directly on a non-blocking socket and trio's wait_readable/wait_writable. A reply is then one `send` in the
+step of the event loop that decided it, with no task to wake; only what the kernel does not take waits here.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import trio
+
+from qb.doors.socket_poll import RECEIVE_BYTES, SocketPoll, receive_into
+from qb.storage.signals import Signal
+
+PARTS_AT_ONCE = 1024  # that every system takes in one call; the rest is queued
+
+# One for all peers of an event loop: a buffer of this size for every recv() would cost more than most requests.
+_buffer: trio.lowlevel.RunVar[memoryview] = trio.lowlevel.RunVar("receive buffer")
+
+
+def _receive_buffer() -> memoryview:
+    try:
+        return _buffer.get()
+    except LookupError:
+        _buffer.set(memoryview(bytearray(RECEIVE_BYTES)))
+        return _buffer.get()
+
+
+class Transport:
+    """A stream of bytes to one peer. Sending never blocks: watch `queued` and stop producing when it grows."""
+
+    def __init__(self, sock: socket.socket, readiness: SocketPoll | None = None) -> None:
+        sock.setblocking(False)
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = sock
+        self._readiness = readiness
+        self._queue: deque[memoryview] = deque()
+        self._changed = Signal()  # something was queued, or the queue has emptied
+        self.queued = 0  # bytes that wait for the peer to read
+        self.progress_at = trio.current_time()  # when the peer last took queued bytes
+        self.has_emptied: Callable[[], None] | None = None  # called when nothing is queued any more
+        self.gone = False
+
+    @property
+    def sock(self) -> socket.socket:
+        """The socket, for those who need to know its addresses."""
+        return self._socket
+
+    async def receive(self) -> bytes:
+        """Return what the peer has sent; b"" when it has gone."""
+        return bytes(await self.receive_view())
+
+    async def receive_view(self) -> memoryview:
+        """Return what the peer has sent, to be used before anything else is awaited; empty when it has gone."""
+        buffer = _receive_buffer()
+        while True:
+            await trio.lowlevel.wait_readable(self._socket)
+            size = receive_into(self._socket, buffer)
+            if size is not None:
+                return buffer[:size]
+
+    async def attend(self, take: Callable[[memoryview], bool]) -> bool:
+        """Hand what the peer sends to `take`, in the step of the event loop that reads it, until that returns False.
+
+        Returns True then, and False when the peer has gone. Raises what `take` raises.
+        """
+        if self._readiness is not None:
+            return await _Listening(self._socket, take, self._readiness).last()
+        while data := await self.receive_view():
+            if not take(data):
+                return True
+        return False
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        """Send what the kernel takes now and queue the rest. To a peer that has gone, nothing is sent."""
+        if self.gone:
+            return
+        taken = 0
+        if not self.queued:
+            taken = self._send_now(parts)
+            if taken == sum(map(len, parts)) or self.gone:
+                return
+            self.progress_at = trio.current_time()
+        for part in parts:
+            if taken < len(part):
+                self._queue.append(memoryview(bytes(part[taken:])))  # of a copy: a chunk would keep its whole batch
+                self.queued += len(part) - taken
+            taken = max(0, taken - len(part))
+        self._changed.set()
+
+    def _send_now(self, parts: Sequence[bytes | memoryview]) -> int:
+        try:
+            return self._socket.sendmsg(parts[:PARTS_AT_ONCE]) if len(parts) > 1 else self._socket.send(parts[0])
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            self._lose()
+            return 0
+
+    def _lose(self) -> None:
+        self.gone = True
+        self.queued = 0
+        self._queue.clear()
+        self._changed.set()
+
+    async def send_queued(self) -> None:
+        """Send what send() queues, for ever; returns when the peer has gone."""
+        while not self.gone:
+            if not self._queue:
+                await self._changed.wait()
+                continue
+            await trio.lowlevel.wait_writable(self._socket)
+            self._send_some()
+
+    def _send_some(self) -> None:
+        while self._queue:
+            part = self._queue[0]
+            taken = self._send_now((part,))
+            if not taken:
+                return
+            self.progress_at = trio.current_time()
+            self.queued -= taken
+            if taken < len(part):
+                self._queue[0] = part[taken:]
+                return
+            self._queue.popleft()
+        self._changed.set()
+        if self.has_emptied is not None:
+            self.has_emptied()
+
+    async def wait_for_room(self, limit: int) -> None:
+        """Return when at most `limit` bytes are queued, or the peer has gone."""
+        while self.queued > limit:
+            await self._changed.wait()
+
+    def abort(self) -> None:
+        """Make close() a reset: what the peer has not read is thrown away, in the kernel too."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    def close(self) -> None:
+        """Close the socket; waiting tasks are told."""
+        self._lose()
+        trio.lowlevel.notify_closing(self._socket)
+        self._socket.close()
+
+
+class _Listening:
+    """Somebody who listens to a socket until there is something to be waited for."""
+
+    def __init__(self, sock: socket.socket, take: Callable[[memoryview], bool], readiness: SocketPoll) -> None:
+        self._socket = sock
+        self._take = take
+        self._readiness = readiness
+        self._over = trio.Event()
+        self._gone = False
+        self._error: BaseException | None = None
+
+    async def last(self) -> bool:
+        """Listen; returns whether the peer is still there. Raises what the listener raised."""
+        self._readiness.add(self._socket, self._hear)
+        try:
+            await self._over.wait()
+        finally:
+            self._readiness.remove(self._socket)
+        if self._error is not None:
+            raise self._error
+        return not self._gone
+
+    def _hear(self, data: memoryview) -> None:
+        try:
+            if data and self._take(data):
+                return
+        except BaseException as error:  # for whoever waits here, not for whoever looks after all sockets
+            self._error = error
+        self._gone = not data
+        self._readiness.remove(self._socket)  # at once: what comes from now on would be heard by nobody
+        self._over.set()

@@ -1,0 +1,1 @@
+"""Reading with Spark's `format("qb")`."""

@@ -1,0 +1,1 @@
+"""Writing with Spark's `format("qb")`."""

@@ -1,0 +1,132 @@
+"""The libraries that programs use to talk to a broker.
+
+trio is loaded only when a name that begins with Async is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from qb.clients.blocking.client import BrokerClient
+from qb.clients.blocking.consumer import Consumer
+from qb.clients.blocking.subscriber import Subscriber
+from qb.clients.blocking.transactions import Stage, Transaction
+from qb.clients.protocol.client_errors import (
+    BadName,
+    BadRequest,
+    BrokerUnavailable,
+    ConnectionLost,
+    DiskFull,
+    GroupInUse,
+    LogDamaged,
+    LogPoisoned,
+    MessageTooLarge,
+    NotJoined,
+    OffsetOutOfRange,
+    OutOfSequence,
+    ProducerFenced,
+    PublishFailed,
+    PublishUncertain,
+    QBError,
+    RequestRefused,
+    RequestTimedOut,
+    ShuttingDown,
+    StaleGeneration,
+    SubscriptionBusy,
+    SubscriptionExists,
+    SubscriptionRemoved,
+    TooManyConnections,
+    TopicExists,
+    TopicInUse,
+    TransactionUnfinished,
+    UnknownGroup,
+    UnknownMember,
+    UnknownPartition,
+    UnknownStage,
+    UnknownSubscription,
+    UnknownTopic,
+    UsedAfterFork,
+)
+from qb.clients.protocol.fetch_requests import Fetched
+from qb.clients.protocol.message import Message
+from qb.clients.protocol.receipts import Offsets, Receipt, StoredRun
+from qb.clients.protocol.staged_messages import TransactionReceipt
+
+if TYPE_CHECKING:
+    from qb.clients.aio.client import AsyncBrokerClient
+    from qb.clients.aio.consumer import AsyncConsumer
+    from qb.clients.aio.subscriber import AsyncSubscriber
+    from qb.clients.aio.transactions import AsyncStage, AsyncTransaction
+
+__all__ = [
+    "AsyncBrokerClient",
+    "AsyncConsumer",
+    "AsyncStage",
+    "AsyncSubscriber",
+    "AsyncTransaction",
+    "BadName",
+    "BadRequest",
+    "BrokerClient",
+    "BrokerUnavailable",
+    "ConnectionLost",
+    "Consumer",
+    "DiskFull",
+    "Fetched",
+    "GroupInUse",
+    "LogDamaged",
+    "LogPoisoned",
+    "Message",
+    "MessageTooLarge",
+    "NotJoined",
+    "OffsetOutOfRange",
+    "Offsets",
+    "OutOfSequence",
+    "ProducerFenced",
+    "PublishFailed",
+    "PublishUncertain",
+    "QBError",
+    "Receipt",
+    "RequestRefused",
+    "RequestTimedOut",
+    "ShuttingDown",
+    "Stage",
+    "StaleGeneration",
+    "StoredRun",
+    "Subscriber",
+    "SubscriptionBusy",
+    "SubscriptionExists",
+    "SubscriptionRemoved",
+    "TooManyConnections",
+    "TopicExists",
+    "TopicInUse",
+    "Transaction",
+    "TransactionReceipt",
+    "TransactionUnfinished",
+    "UnknownGroup",
+    "UnknownMember",
+    "UnknownPartition",
+    "UnknownStage",
+    "UnknownSubscription",
+    "UnknownTopic",
+    "UsedAfterFork",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "AsyncBrokerClient":
+        from qb.clients.aio.client import AsyncBrokerClient
+
+        return AsyncBrokerClient
+    if name == "AsyncConsumer":
+        from qb.clients.aio.consumer import AsyncConsumer
+
+        return AsyncConsumer
+    if name == "AsyncSubscriber":
+        from qb.clients.aio.subscriber import AsyncSubscriber
+
+        return AsyncSubscriber
+    if name in ("AsyncStage", "AsyncTransaction"):
+        from qb.clients.aio import transactions as trio_transactions
+
+        return getattr(trio_transactions, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,218 @@
+"""Run the broker: settings, wiring, the one nursery tree."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+import trio
+
+from qb.core.broker.message_broker import MessageBroker
+from qb.core.settings import Settings, SettingsError, describe_flags, load, render
+from qb.core.wire.version import __version__
+from qb.doors.http.recovery_answers import answer_recovering
+from qb.doors.json_lines.json_door import JsonDoor
+from qb.doors.listening import BinaryDoor, Door, ListeningDoor, Peers, listen
+from qb.storage.engine import Engine, RecoveryReport
+from qb.storage.files import CannotOpen
+from qb.storage.local_engine import LocalEngine
+
+log = logging.getLogger("qb.server")
+NOBODY_READS = 141  # exit code as if SIGPIPE had ended us, like other tools in a pipe
+
+USAGE = """usage: python server.py [--print-config] [--version] [--SETTING VALUE ...]
+
+Runs the broker until SIGINT or SIGTERM. Flags win over the environment, the environment over the file named by
+QB_CONFIG_FILE or --config-file, the file over the defaults."""
+
+
+async def serve(
+    settings: Settings,
+    engine: Engine,
+    doorways: Sequence[ListeningDoor],
+    stop: trio.Event,
+    *,
+    started: Callable[[MessageBroker], None] = lambda broker: None,
+) -> None:
+    """Start every long-lived task of the server; returns when `stop` is set and everything received is finished."""
+    broker = MessageBroker(engine, settings)
+    peers = Peers(broker)
+    async with trio.open_nursery() as storage:  # outlives whoever has something to store
+        storage.start_soon(engine.run)
+        await broker.transactions.finish()
+        async with trio.open_nursery() as keepers:  # outlive all peers
+            keepers.start_soon(broker.run)
+            keepers.start_soon(peers.hear)
+            async with trio.open_nursery() as sessions:  # given grace to finish
+                async with trio.open_nursery() as doors:  # shut first
+                    doors.start_soon(peers.keep_alive)
+                    for doorway in doorways:
+                        door = doorway.door(broker)
+                        for listener in doorway.listeners:
+                            doors.start_soon(peers.accept, listener, door, sessions)
+                    started(broker)
+                    await stop.wait()
+                    doors.cancel_scope.cancel()
+                for doorway in doorways:
+                    doorway.close()
+                broker.draining = True
+                sessions.cancel_scope.deadline = trio.current_time() + settings.server.shutdown_grace
+                peers.drain()
+            keepers.cancel_scope.cancel()
+        storage.cancel_scope.cancel()
+
+
+async def stop_on_signal(signals: AsyncIterator[int], stop: trio.Event) -> None:
+    """Set `stop` at the first signal; at the second, exit at once: whatever was acked is on disk already."""
+    async for number in signals:
+        if stop.is_set():
+            os._exit(128 + number)
+        log.info("%s: finishing what was received", signal.Signals(number).name)
+        stop.set()
+
+
+async def run(settings: Settings) -> None:
+    """Open the storage and the doors, and serve until a signal. Raises CannotOpen, OSError."""
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals, open_doorways(settings) as doorways:
+        engine = await open_engine(settings, doorways)
+        look_for_garbage_less_often()
+        try:
+            stop = trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stop_on_signal, signals, stop)
+                await serve(settings, engine, doorways, stop, started=partial(announce, settings, doorways))
+                nursery.cancel_scope.cancel()
+        finally:
+            engine.close()
+    log.info("stopped")
+
+
+@contextmanager
+def open_doorways(settings: Settings) -> Iterator[Sequence[ListeningDoor]]:
+    """Listen wherever the settings say, the binary door first. Raises OSError with words for the operator."""
+    with ExitStack() as opened:
+
+        def doorway(title: str, door: Callable[[MessageBroker], Door], host: str, port: int) -> ListeningDoor:
+            return ListeningDoor(title, door, [opened.enter_context(listener) for listener in listen(host, port)])
+
+        doorways = [doorway("frames", BinaryDoor, settings.server.host, settings.server.port)]
+        for title, section, door in (("JSON lines", settings.json, JsonDoor), ("HTTP", settings.http, http_door)):
+            if section.port:
+                try:
+                    doorways.append(doorway(title, door, section.host, section.port))
+                except OSError as error:
+                    variable = f"QB_{title.split()[0].upper()}_PORT"
+                    raise OSError(f"{error}; {variable} chooses another port for {title}, 0 none") from None
+        yield doorways
+
+
+def http_door(broker: MessageBroker) -> Door:
+    """Return the HTTP door; whoever does not want it does not load what it needs."""
+    from qb.doors.http.http_door import HttpDoor
+
+    return HttpDoor(broker)
+
+
+async def open_engine(settings: Settings, doorways: Sequence[ListeningDoor]) -> Engine:
+    """Return the opened storage; meanwhile the HTTP door says that the broker is recovering. Raises CannotOpen."""
+    waiting = [listener for doorway in doorways if doorway.door is http_door for listener in doorway.listeners]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(answer_recovering, waiting)
+        engine = await trio.to_thread.run_sync(LocalEngine.open, settings.storage)
+        nursery.cancel_scope.cancel()
+    return engine
+
+
+def announce(settings: Settings, doorways: Sequence[ListeningDoor], broker: MessageBroker) -> None:
+    """Tell the operator what runs where, and what the start found."""
+    found = broker.engine.recovery
+    for note in (*found.notes, *broker.transactions.notes):
+        log.warning("%s", note)
+    try:
+        greet(settings, doorways, found)
+    except BrokenPipeError:  # nobody reads it, which is no reason to stop
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def greet(settings: Settings, doorways: Sequence[ListeningDoor], found: RecoveryReport) -> None:
+    """Print where we are and what we have."""
+    promise = "fsynced before every ack" if settings.storage.fsync_on_write else "NOT fsynced before acks"
+    print(f"QB {__version__} listens on {doorways[0].addresses}", flush=True)
+    for doorway in doorways[1:]:
+        print(f"{doorway.title} on {doorway.addresses}", flush=True)
+    print(f"data in {os.path.abspath(settings.storage.data_dir)}, {promise}", flush=True)
+    print(f"{counted(found.topics, 'topic')}, {counted(found.messages, 'message')} recovered", flush=True)
+
+
+def look_for_garbage_less_often() -> None:
+    """Search for cycles when 20,000 objects have piled up instead of 700, and not among what the start has left.
+
+    Publishes of many peers in one batch are more objects than 700, and none of them is garbage.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return `1 topic`, `2 topics`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the server as a command; returns the exit code."""
+    try:
+        code = carry_out(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
+        code = NOBODY_READS
+    return code
+
+
+def carry_out(argv: Sequence[str]) -> int:
+    """Do what the flags say; returns the exit code. Raises BrokenPipeError when nobody reads what is printed."""
+    if "--help" in argv or "-h" in argv:
+        print(f"{USAGE}\n\n{describe_flags()}")
+        return 0
+    if "--version" in argv:
+        print(f"QB {__version__}")
+        return 0
+    try:
+        loaded = load(argv, os.environ, switches=["--print-config"])
+    except SettingsError as error:
+        print(f"qb-server: {error}", file=sys.stderr)
+        return 2
+    if "--print-config" in argv:
+        print(render(loaded))
+        return 0
+    settings = loaded.settings
+    logging.basicConfig(
+        level=settings.server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    problems: list[BaseException] = []
+    try:
+        trio.run(run, settings)
+    except* (CannotOpen, OSError) as failed:
+        problems = leaves(failed)
+    for problem in problems:
+        print(f"qb-server: {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    """Return the single errors in a group of groups."""
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found += leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""Appends of one step of the event loop, committed at its end in one batch for each log."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Committer(Protocol):
+    """Whoever has gathered something."""
+
+    def commit(self, *, alone: bool) -> bool:
+        """Begin to make durable what has gathered; `alone`: nobody minds if that takes place at once. True: it did."""
+
+
+class CommitSteps:
+    """One step of the event loop, if it was announced: `with together(idle): ...`; nothing may be awaited in it."""
+
+    def __init__(self) -> None:
+        self._open = self._idle = False
+        self.at_once = False  # was all that the last step gave made durable at its end?
+        self._waiting: dict[Committer, None] = {}
+
+    def __call__(self, idle: bool) -> CommitSteps:
+        self._idle = idle
+        return self
+
+    def __enter__(self) -> CommitSteps:
+        self._open, self.at_once = True, False
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open = False
+        if self._waiting:
+            waiting, self._waiting = self._waiting, {}
+            alone = self._idle and len(waiting) == 1
+            for each in waiting:
+                self.at_once = each.commit(alone=alone)
+
+    def commit(self, committer: Committer) -> None:
+        """Have a log commit at the end of the step, or now if none was announced."""
+        if self._open:
+            self._waiting[committer] = None
+        else:
+            committer.commit(alone=False)

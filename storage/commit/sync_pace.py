@@ -1,0 +1,27 @@
+"""Has the disk been quick lately?"""
+
+from __future__ import annotations
+
+QUICK = 0.002  # seconds: if syncs take less, on the average, they are not worth a change of threads
+SLOW = 0.01  # seconds: as long as this counts a sync that took longer: one outlier says little of the next sync
+STALL = 0.1  # seconds: but one that takes as long is noticed by everybody, and may be the first of many
+WEIGHT = 0.1  # of the newest sync in the average
+
+
+class SyncPace:
+    """How long syncs have lately taken. A disk that we have not seen at work, or that has just stalled, is slow."""
+
+    def __init__(self) -> None:
+        self._seconds = SLOW
+
+    def note(self, sync_seconds: float) -> None:
+        """A sync took so long."""
+        if sync_seconds >= STALL:
+            self._seconds = SLOW
+        else:
+            self._seconds += (min(sync_seconds, SLOW) - self._seconds) * WEIGHT
+
+    @property
+    def is_quick(self) -> bool:
+        """Would a change of threads probably cost more than it is good for?"""
+        return self._seconds < QUICK

@@ -1,0 +1,145 @@
+"""Work that blocks, done in threads, and the way back into the event loop.
+
+A pipe wakes the event loop: that is cheaper than a task for every piece of work (docs/STORAGE.md, Group commit).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+logger = logging.getLogger(__name__)
+
+
+Job = tuple[Callable[[], Any], Callable[[Any], None]]  # the work, and who is told its result
+
+
+class WorkerSlot:
+    """Where one thread finds its jobs."""
+
+    __slots__ = ("jobs", "unfinished")
+
+    def __init__(self) -> None:
+        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.unfinished = 0  # how many have been put here whose result has not been delivered
+
+    def put(self, job: Job) -> None:
+        self.unfinished += 1
+        self.jobs.put(job)
+
+
+class WriterThreads:
+    """A few threads. submit(), deliver() and stop() belong to the event loop.
+
+    Each thread has a desk of its own, and a job goes to the one that has been idle for the shortest time: with little
+    to do it is always the same thread, whose caches are warm.
+    """
+
+    def __init__(self, name: str, threads: int) -> None:
+        self._name = name
+        self._desks: list[WorkerSlot] = [WorkerSlot() for _ in range(threads)]
+        self._idle: list[WorkerSlot] = []
+        self._waiting: deque[Job] = deque()  # jobs that found everybody busy
+        self._threads: list[threading.Thread] = []
+        self._results: deque[tuple[Callable[[Any], None], Any, WorkerSlot]] = deque()
+        self._awake, self._wake = os.pipe()
+        os.set_blocking(self._awake, False)
+        os.set_blocking(self._wake, False)
+        self.busy = 0  # pieces of work whose result has not been delivered
+
+    def submit(
+        self, work: Callable[[], Any], finished: Callable[[Any], None], behind: WorkerSlot | None = None
+    ) -> WorkerSlot | None:
+        """Run `work` in a thread, then `finished(its result or its exception)` in the event loop.
+
+        Returns the desk that it lies on, None if all are busy. Until its result has come, more work can be laid
+        `behind` it: that begins when it is done, without asking the event loop.
+        """
+        self.busy += 1
+        desk = behind or (self._idle.pop() if self._idle else None)
+        if desk is None:
+            self._waiting.append((work, finished))
+        else:
+            desk.put((work, finished))
+        return desk
+
+    @property
+    def are_wanted(self) -> bool:
+        """Does anybody wait for a desk? Then nobody should keep one."""
+        return bool(self._waiting)
+
+    def start(self) -> None:
+        """Start the threads."""
+        for number, desk in enumerate(self._desks):
+            thread = threading.Thread(target=self._work, args=(desk,), name=f"{self._name}-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+            self._give_next(desk)
+
+    def _give_next(self, desk: WorkerSlot) -> None:
+        if self._waiting:
+            desk.put(self._waiting.popleft())
+        else:
+            self._idle.append(desk)
+
+    async def deliver_forever(self) -> None:
+        """Hand results over as they come. Cancelling it loses none of them."""
+        while True:
+            await self.deliver()
+
+    async def deliver(self) -> None:
+        """Wait until there are results and hand them over."""
+        await trio.lowlevel.wait_readable(self._awake)
+        os.read(self._awake, 4096)
+        while self._results:
+            finished, result, desk = self._results.popleft()
+            self.busy -= 1
+            desk.unfinished -= 1
+            if not desk.unfinished:
+                self._give_next(desk)
+            try:
+                finished(result)
+            except Exception:
+                logger.exception("a result could not be handed over")
+
+    def stop(self, patience: float) -> None:
+        """End the threads, waiting so long for each that is in the middle of something."""
+        for desk in self._desks:
+            desk.jobs.put(None)
+        for thread in self._threads:
+            thread.join(patience)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a thread is still in the middle of something after stop()."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    def close(self) -> None:
+        """Release the pipe, unless a stuck thread may yet write to it: the number might be another file's by then."""
+        if not self.is_stuck:
+            os.close(self._awake)
+            os.close(self._wake)
+
+    def _work(self, desk: WorkerSlot) -> None:
+        while (job := desk.jobs.get()) is not None:
+            work, finished = job
+            self._results.append((finished, result_of(work), desk))
+            try:
+                os.write(self._wake, b"\0")
+            except BlockingIOError:
+                pass  # the pipe is full of wake-up calls already
+
+
+def result_of(work: Callable[[], Any]) -> Any:
+    """Return what the work returns or raises: whoever waits for it decides what that means."""
+    try:
+        return work()
+    except BaseException as error:
+        return error

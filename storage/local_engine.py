@@ -1,0 +1,355 @@
+"""The engine that keeps topics in files on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar
+
+import msgspec
+import trio
+
+from qb.core.wire.clock import now_ms
+from qb.core.wire.errors import (
+    BrokerError,
+    DiskFull,
+    Internal,
+    ShuttingDown,
+    TopicExists,
+    UnknownPartition,
+    UnknownTopic,
+)
+from qb.storage import maintenance as background
+from qb.storage.commit.commit_step import CommitSteps
+from qb.storage.commit.sync_pace import SyncPace
+from qb.storage.commit.writer_threads import WriterThreads
+from qb.storage.engine import CommitStep, Metadata, RecoveryReport, Topic
+from qb.storage.faults import keep_running
+from qb.storage.files import NO_ROOM, CannotOpen, OpenFiles, lock_directory, make_directory
+from qb.storage.log.log_context import LogContext, LogSettings, TopicHealth
+from qb.storage.log.log_recovery import RecoveredLog, notes_on, recover
+from qb.storage.log.partition_log import LocalLog
+from qb.storage.log.recent_batches import LastReads, RecentMemory
+from qb.storage.measures import Measures
+from qb.storage.metadata_store import MetadataStore, MetadataWrite
+from qb.storage.stages.stage_store import LocalStage, LocalStages
+from qb.storage.topic_directories import TopicDirectories, prepare
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+WRITERS = 4  # threads, so that logs sync side by side; a log has at most one commit under way
+FINISH_WITHIN = 20.0  # how long a disk may take, at the end, to finish what append() was given
+
+
+class EngineSettings(LogSettings, Protocol):
+    """What the engine asks of the settings."""
+
+    @property
+    def data_dir(self) -> str: ...
+    @property
+    def retention_hours(self) -> float: ...
+    @property
+    def retention_bytes(self) -> int: ...
+    @property
+    def tail_bytes(self) -> int: ...
+    @property
+    def retention_interval(self) -> float: ...
+
+
+class OpenTopic(NamedTuple):
+    """A topic and its logs."""
+
+    topic: Topic
+    logs: list[LocalLog]
+    health: TopicHealth  # of all its logs together
+
+
+class LocalEngine:
+    """Implements qb.storage.engine.Engine; what its methods promise stands there."""
+
+    recovery: RecoveryReport
+
+    def __init__(self, settings: EngineSettings, clock: Callable[[], int], lock: int) -> None:
+        """Use open()."""
+        data_dir = Path(settings.data_dir)
+        self._facts = MetadataStore(data_dir / "metadata.sqlite3")
+        self.metadata: Metadata = self._facts
+        self.durability = "fsynced" if settings.fsync_on_write else "written"
+        self._settings = settings
+        self._lock = lock
+        self._files = OpenFiles()
+        self._directories = TopicDirectories(data_dir / "topics")
+        self._writers = WriterThreads("writer", WRITERS)
+        memory, reads = RecentMemory(settings.tail_bytes), LastReads(settings.tail_bytes // 4)
+        self.measures = Measures()
+        self._together = CommitSteps()
+        self._shared = LogContext(
+            settings, clock, self._files, self._writers, memory, reads, self.measures, self._together, SyncPace()
+        )
+        self._stages = LocalStages(data_dir / "staged", self._shared)
+        self._kept: dict[str, OpenTopic] = {}
+        self._topics: dict[str, Topic] = {}  # the same without the logs, at hand for every publish
+        self._changing = trio.Lock()  # topics come and go one after another
+
+    @classmethod
+    def open(cls, settings: EngineSettings, clock: Callable[[], int] = now_ms) -> LocalEngine:
+        """Lock the data directory and recover all of it. Blocks. Raises CannotOpen."""
+        data_dir = Path(settings.data_dir)
+        try:
+            make_directory(data_dir)
+            lock = lock_directory(data_dir)
+            try:
+                prepare(data_dir)
+                engine = cls(settings, clock, lock)
+            except BaseException:
+                os.close(lock)
+                raise
+            engine._recover_or_close()
+        except CannotOpen:
+            raise
+        except (OSError, sqlite3.Error, msgspec.MsgspecError) as error:
+            raise CannotOpen(f"{data_dir} cannot be opened: {error}") from error
+        return engine
+
+    # Start
+
+    def _recover_or_close(self) -> None:
+        try:
+            self._recover()
+        except BaseException:
+            self.close()
+            raise
+
+    def _recover(self) -> None:
+        notes: list[str] = []
+        self._clear_unfinished(notes)
+        parts: dict[str, list[RecoveredLog]] = {}
+        for topic in self._find_topics(notes):
+            parts[topic.topic] = self._recover_topic(topic)
+            self._keep(topic, parts[topic.topic])
+        notes += [*notes_on(parts), *self._stages.recover()]
+        found = [part for its in parts.values() for part in its]
+        logs = [log for kept in self._kept.values() for log in kept.logs]
+        self.recovery = RecoveryReport(
+            topics=len(self._kept),
+            messages=sum([log.end_offset - log.first_offset for log in logs]),
+            cut_bytes=sum([part.cut_bytes for part in found]),
+            rebuilt_indexes=sum([len(part.rebuilt_indexes) for part in found]),
+            notes=tuple(notes),
+        )
+
+    def _recover_topic(self, topic: Topic) -> list[RecoveredLog]:
+        directories = [self._directories.partition(topic.topic, number) for number in range(topic.partitions)]
+        return [recover(self._files, directory) for directory in directories]
+
+    def _clear_unfinished(self, notes: list[str]) -> None:
+        """Finish deletions and take back creations that the last process did not get through."""
+        for path, topic in self._directories.unfinished():
+            if topic is None:
+                notes.append(f"cleared an unfinished creation: {path.name}")
+            else:
+                notes.append(f"finished the deletion of topic {topic!r}")
+                if not self._directories.exists(topic):
+                    self._write_now({_key(topic): None})
+            self._directories.remove(path)
+
+    def _find_topics(self, notes: list[str]) -> list[Topic]:
+        """Return the topics of the metadata and, newly entered there, those that only have a directory."""
+        known = {key.partition("/")[2]: entry.value for key, entry in self.metadata.under("topic/").items()}
+        topics = [msgspec.convert(value, Topic) for value in known.values()]
+        for name in self._directories.names():
+            if name not in known:
+                topic = Topic(topic=name, partitions=self._directories.count_partitions(name), created_ms=self._clock())
+                notes.append(f"adopted topic {name!r} with {topic.partitions} partitions: it was not in the metadata")
+                self._write_now({_key(name): msgspec.json.encode(topic)})
+                topics.append(topic)
+        return topics
+
+    def _write_now(self, values: dict[str, bytes | None]) -> None:
+        self._facts.take_in(self._facts.write_now([MetadataWrite(values)]))
+
+    def _clock(self) -> int:
+        return self._shared.clock()
+
+    def _keep(self, topic: Topic, parts: list[RecoveredLog]) -> None:
+        health = TopicHealth()
+        logs = [LocalLog(topic.topic, number, self._shared, health, part) for number, part in enumerate(parts)]
+        self._kept[topic.topic] = OpenTopic(topic, logs, health)
+        self._topics[topic.topic] = topic
+
+    # Topics
+
+    def topics(self) -> Mapping[str, Topic]:
+        return self._topics
+
+    def log(self, topic: str, partition: int) -> LocalLog:
+        kept = self._kept.get(topic)
+        if kept is None:
+            raise UnknownTopic(topic)
+        if not 0 <= partition < len(kept.logs):
+            raise UnknownPartition(topic, partition, len(kept.logs))
+        return kept.logs[partition]
+
+    def together(self, idle: bool) -> AbstractContextManager[CommitStep]:
+        return self._together(idle)
+
+    async def create_topic(self, topic: Topic) -> Topic:
+        with trio.CancelScope(shield=True):  # a topic is made as a whole, whoever goes away meanwhile
+            async with self._changing:
+                created = await self._create(topic)
+        return created
+
+    async def _create(self, topic: Topic) -> Topic:
+        if topic.topic in self._kept:
+            raise TopicExists(topic.topic)
+        topic = msgspec.structs.replace(topic, created_ms=topic.created_ms or self._clock())
+        parts = await self._in_thread(self._create_on_disk, topic)
+        try:
+            await self.metadata.put(_key(topic.topic), topic)
+        except BrokerError:
+            await self._in_thread(self._take_back, topic.topic, parts)
+            raise
+        self._keep(topic, parts)
+        return topic
+
+    def _create_on_disk(self, topic: Topic) -> list[RecoveredLog]:
+        self._directories.create(self._files, topic.topic, topic.partitions, topic.created_ms)
+        return self._recover_topic(topic)
+
+    def _take_back(self, topic: str, parts: list[RecoveredLog]) -> None:
+        """Delete what _create_on_disk() made; its descriptors go first, or a namesake would write to what is gone."""
+        for segment in [segment for part in parts for segment in part.segments]:
+            self._files.forget(segment.log_path, segment.index_path)
+        self._directories.remove(self._directories.hide(topic))
+
+    async def add_partitions(self, topic: str, partitions: int) -> Topic:
+        with trio.CancelScope(shield=True):
+            async with self._changing:
+                grown = await self._grow(topic, partitions)
+        return grown
+
+    async def _grow(self, topic: str, partitions: int) -> Topic:
+        kept = self._kept.get(topic)
+        if kept is None:
+            raise UnknownTopic(topic)
+        first = len(kept.logs)
+        grown = msgspec.structs.replace(kept.topic, partitions=max(first, partitions))
+        parts = await self._in_thread(self._grow_on_disk, topic, first, partitions)
+        await self.metadata.put(_key(topic), grown)
+        for number, part in enumerate(parts, first):
+            kept.logs.append(LocalLog(topic, number, self._shared, kept.health, part))
+        self._kept[topic] = kept._replace(topic=grown)
+        self._topics[topic] = grown
+        return grown
+
+    def _grow_on_disk(self, topic: str, first: int, end: int) -> list[RecoveredLog]:
+        self._directories.add(self._files, topic, first, end, self._clock())
+        return [recover(self._files, self._directories.partition(topic, number)) for number in range(first, end)]
+
+    async def delete_topic(self, topic: str) -> None:
+        with trio.CancelScope(shield=True):
+            async with self._changing:
+                await self._delete(topic)
+
+    async def _delete(self, topic: str) -> None:
+        kept = self._kept.pop(topic, None)
+        if kept is None:
+            raise UnknownTopic(topic)
+        del self._topics[topic]
+        for log in kept.logs:
+            log.refuse(UnknownTopic(topic))
+        for log in kept.logs:
+            await log.wait_until_idle()
+        try:
+            hidden = await self._in_thread(self._directories.hide, topic)
+        except BrokerError:
+            self._keep(kept.topic, await self._in_thread(self._recover_topic, kept.topic))
+            raise
+        finally:
+            for log in kept.logs:
+                log.forget()
+        await self.metadata.delete(_key(topic))
+        await self._in_thread(self._directories.remove, hidden)
+
+    async def _in_thread(self, work: Callable[..., Result], *arguments: object) -> Result:
+        """Run what blocks on the file system in a thread. Raises DiskFull, Internal."""
+        try:
+            return await trio.to_thread.run_sync(work, *arguments)
+        except OSError as error:
+            kind = DiskFull if error.errno in NO_ROOM else Internal
+            raise kind(f"files could not be changed: {error}") from error
+
+    # Stages
+
+    def stages(self) -> Mapping[str, LocalStage]:
+        return self._stages.known
+
+    async def begin_stage(self, transaction: str, number: int | None) -> LocalStage:
+        stage = await self._in_thread(self._stages.create, transaction, number)
+        self._stages.known[stage.stage_id] = stage
+        return stage
+
+    async def delete_stages(self, stages: Iterable[str]) -> None:
+        with trio.CancelScope(shield=True):
+            ended = await self._stages.end(stages)
+            if ended:
+                await self._in_thread(self._stages.remove, ended)
+
+    async def free_bytes(self) -> int:
+        found = await self._in_thread(os.statvfs, self._settings.data_dir)
+        return found.f_bavail * found.f_frsize
+
+    # Running
+
+    async def run(self) -> None:
+        settings = self._settings
+        self._writers.start()
+        self._facts.start()
+        try:
+            async with trio.open_nursery() as keepers:
+                keepers.start_soon(keep_running, "writers", self._writers.deliver_forever)
+                keepers.start_soon(keep_running, "metadata", self._facts.write_forever)
+                keepers.start_soon(background.prove, self._logs)
+                limits = settings.retention_hours, settings.retention_bytes, settings.retention_interval
+                drop = partial(background.drop_forever, self._logs, self._shared.clock, *limits)
+                keepers.start_soon(keep_running, "retention", drop)
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._finish()
+
+    async def _finish(self) -> None:
+        """Finish or refuse whatever was taken: every append() is answered."""
+        with trio.move_on_after(FINISH_WITHIN):
+            while self._writers.busy:
+                await self._writers.deliver()
+            await self._facts.finish()
+        for _, log in self._logs():
+            log.abandon(ShuttingDown("the broker is about to exit"))
+        self._stages.abandon(ShuttingDown("the broker is about to exit"))
+        await trio.to_thread.run_sync(self._stop_threads)
+
+    def _stop_threads(self) -> None:
+        for _, log in self._logs():
+            log.tidy()
+        self._writers.stop(patience=1.0)
+        self._facts.stop(patience=1.0)
+
+    def _logs(self) -> Iterator[tuple[Topic, LocalLog]]:
+        for kept in list(self._kept.values()):
+            for log in kept.logs:
+                yield kept.topic, log
+
+    def close(self) -> None:
+        self._files.close()
+        self._writers.close()
+        self._facts.close()
+        os.close(self._lock)
+
+
+def _key(topic: str) -> str:
+    return f"topic/{topic}"

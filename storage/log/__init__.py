@@ -1,0 +1,1 @@
+"""One partition: segments, sealed batches, indexes, recovery, retention."""

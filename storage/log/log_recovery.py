@@ -1,0 +1,189 @@
+"""What a start finds in the directory of one partition.
+
+Closed segments get a cheap check; the newest one is walked, and a torn tail is cut off it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from qb.core.wire.errors import LogDamaged
+from qb.core.wire.frames import HEAD
+from qb.storage.files import OpenFiles, SyncFailed, datasync
+from qb.storage.log.producer_ranges import ProducerRanges
+from qb.storage.log.sealed_batches import DATA, SEAL, SEAL_HEAD, BadBatch, find_seal, walk
+from qb.storage.log.segment import Segment, add_to_index, reader
+from qb.storage.log.segment_index import ENTRY, IndexEntries
+
+
+class RecoveredLog(msgspec.Struct):
+    """One partition, ready for use unless it is damaged."""
+
+    segments: list[Segment] = []
+    remembered: ProducerRanges = msgspec.field(default_factory=ProducerRanges)
+    cut_from: str = ""  # the file whose torn tail was cut
+    cut_bytes: int = 0
+    rebuilt_indexes: list[str] = []
+    damage: LogDamaged | None = None
+
+
+def recover(files: OpenFiles, directory: Path) -> RecoveredLog:
+    """Open a partition: prove its newest segment, cut a torn tail, mend indexes. Blocks. Raises OSError."""
+    found = RecoveredLog()
+    try:
+        found.segments = [Segment(files, directory, base) for base in base_offsets(directory)]
+        if not found.segments:
+            raise LogDamaged(str(directory), 0, "the partition has no log")
+        _drop_orphans(directory)
+        unborn = _take_unborn(found)
+        for segment, following in pairwise(found.segments):
+            _open_closed(found, segment, following.base_offset)
+        _open_newest(found, found.segments[-1], unborn.base_offset if unborn else None)
+        if unborn:
+            unborn.delete()
+    except LogDamaged as damage:
+        found.damage = damage
+    return found
+
+
+def notes_on(parts: Mapping[str, Sequence[RecoveredLog]]) -> list[str]:
+    """Return a sentence for each thing that an operator should know of the topics' partitions."""
+    found = [(topic, part) for topic, its in parts.items() for part in its]
+    notes = [f"topic {topic!r} is not served: {part.damage}" for topic, part in found if part.damage]
+    for _, part in found:
+        if part.cut_bytes:
+            size = "1 byte" if part.cut_bytes == 1 else f"{part.cut_bytes} bytes"
+            notes.append(f"cut {size} off the end of {part.cut_from}: a batch half written, never acked as fsynced")
+    rebuilt = [path for _, part in found for path in part.rebuilt_indexes]
+    if rebuilt:  # one sentence for all: after a kill, many may be behind
+        others = f" and {len(rebuilt) - 1} more" if len(rebuilt) > 1 else ""
+        notes.append(f"rebuilt {rebuilt[0]}{others} from the log: after a kill an index may be behind; nothing is lost")
+    return notes
+
+
+def base_offsets(directory: Path) -> list[int]:
+    """Return where the segments of a partition begin, in order."""
+    if not directory.is_dir():
+        return []
+    names = [name for name in os.listdir(directory) if name.endswith(".log")]
+    return sorted(int(name[:20]) for name in names if len(name) == 24 and name[:20].isdigit())
+
+
+def _drop_orphans(directory: Path) -> None:
+    """Delete indexes whose log is gone: a segment's log is dropped first."""
+    for index in directory.glob("*.idx"):
+        if not index.with_suffix(".log").exists():
+            index.unlink()
+
+
+def _take_unborn(found: RecoveredLog) -> Segment | None:
+    """Take out the newest segment if its first batch was never finished: then nothing was ever acked from it."""
+    if len(found.segments) > 1 and not _is_born(found.segments[-1]):
+        return found.segments.pop()
+    return None
+
+
+def _is_born(segment: Segment) -> bool:
+    with segment.open() as fd:
+        end = os.fstat(fd).st_size
+        try:
+            return next(walk(reader(fd), 0, end, segment.base_offset), None) is not None
+        except BadBatch as bad:
+            return find_seal(reader(fd)(0, end), bad.offset) is not None
+
+
+def _open_newest(found: RecoveredLog, segment: Segment, must_end: int | None) -> None:
+    """Walk the newest segment; one that was being followed by another has no tear, since all of it was durable."""
+    entries = IndexEntries()
+    with segment.open() as fd:
+        end = os.fstat(fd).st_size
+        try:
+            for batch in walk(reader(fd), 0, end, segment.base_offset):
+                segment.extend(batch.end, batch.next_offset, batch.append_ms)
+                found.remembered.add(batch.ranges)
+                add_to_index(entries, batch)
+        except BadBatch as bad:
+            if must_end is not None:
+                raise LogDamaged(segment.log_path, bad.position, bad.what) from bad
+            found.cut_from, found.cut_bytes = segment.log_path, _cut_tail(segment, fd, end, bad)
+        _sync(segment, fd)
+    if not segment.size:
+        raise LogDamaged(segment.log_path, 0, "the segment is empty")
+    if must_end is not None:
+        _check_end(segment, must_end)
+    _mend_index(found, segment, entries.encode())
+
+
+def _sync(segment: Segment, fd: int) -> None:
+    """Make durable what was found: what a killed broker had written but not synced may be read and confirmed now."""
+    try:
+        datasync(fd)
+    except SyncFailed as error:
+        raise LogDamaged(segment.log_path, segment.size, f"it cannot be synced: {error.strerror}") from error
+
+
+def _cut_tail(segment: Segment, fd: int, end: int, bad: BadBatch) -> int:
+    """Cut what was never acked; returns how many bytes of it were ever written. Raises LogDamaged if it was acked."""
+    tail = reader(fd)(bad.position, end - bad.position)
+    if not bad.position or find_seal(tail, bad.offset) is not None:
+        raise LogDamaged(segment.log_path, bad.position, bad.what)
+    os.ftruncate(fd, bad.position)
+    os.fsync(fd)
+    return len(tail.rstrip(b"\0"))  # the rest is room that was kept ready
+
+
+def _open_closed(found: RecoveredLog, segment: Segment, next_base: int) -> None:
+    """Open a segment that ends where the next one begins; walk it only if its index does not lead to its end."""
+    with segment.open() as fd:
+        if _ends_well(segment, fd, next_base):
+            return
+        entries = IndexEntries()
+        try:
+            for batch in walk(reader(fd), 0, os.fstat(fd).st_size, segment.base_offset):
+                segment.extend(batch.end, batch.next_offset, batch.append_ms)
+                add_to_index(entries, batch)
+        except BadBatch as bad:
+            raise LogDamaged(segment.log_path, bad.position, bad.what) from bad
+    _check_end(segment, next_base)
+    _mend_index(found, segment, entries.encode())
+
+
+def _check_end(segment: Segment, next_base: int) -> None:
+    if segment.next_offset != next_base:
+        what = f"it ends before offset {segment.next_offset}, but the next segment begins with {next_base}"
+        raise LogDamaged(segment.log_path, segment.size, what)
+
+
+def _ends_well(segment: Segment, fd: int, next_base: int) -> bool:
+    """Follow the last index entry to the last frame and on to the seal that must end the file."""
+    read, end, count = reader(fd), os.fstat(fd).st_size, next_base - segment.base_offset
+    if not Path(segment.index_path).exists() or os.path.getsize(segment.index_path) != count * ENTRY.size:
+        return False
+    position, _ = segment.index.entry(count - 1)
+    head = read(position, HEAD.size)
+    if len(head) < HEAD.size:
+        return False
+    length, kind, sequence, _, _ = HEAD.unpack(head)
+    last = read(position + length, SEAL_HEAD.size)
+    if kind != DATA or sequence != next_base - 1 or len(last) < SEAL_HEAD.size:
+        return False
+    total, kind, first_offset, append_ms, _, _, _, sealed, _ = SEAL_HEAD.unpack(last)
+    if kind != SEAL or first_offset + sealed != next_base or position + length + total != end:
+        return False
+    segment.extend(end, next_base, append_ms)
+    segment.index.trust(count)
+    return True
+
+
+def _mend_index(found: RecoveredLog, segment: Segment, entries: bytes) -> None:
+    if segment.index.matches(entries):
+        segment.index.trust(segment.count)
+    else:
+        segment.index.replace(entries)
+        found.rebuilt_indexes.append(segment.index_path)
+    segment.index.believed = True

@@ -1,0 +1,458 @@
+"""A row of segments as one log; knows whom to ask, never sees a byte layout.
+
+Everything here belongs to the event loop. Commits run in writer threads, one at a time for a log, and come back as
+results; while one is under way, arriving runs gather for the next. A short one that comes alone, on a disk that has
+been quick, is not worth a change of threads.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+import trio
+
+from qb.core.wire.errors import BrokerError, Internal, LogDamaged, LogPoisoned, OffsetOutOfRange, UnknownTopic
+from qb.storage.commit.batch_commit import BatchCommit, CommitQueue, CommittedBatch, FailedBatch, assemble, fault
+from qb.storage.commit.pending_runs import PendingRuns, WaitingRun, tell
+from qb.storage.commit.writer_threads import WorkerSlot, result_of
+from qb.storage.engine import AppendRun, Done, LogState, ProducerRange, StoredChunk
+from qb.storage.log.log_context import HOUR_MS, LogContext, TopicHealth
+from qb.storage.log.log_recovery import RecoveredLog
+from qb.storage.log.recent_batches import RecentBatches, StoredBatch, cut, joined
+from qb.storage.log.sealed_batches import BadBatch
+from qb.storage.log.segment import Segment
+from qb.storage.log.segment_index import encode
+from qb.storage.signals import Signal
+
+logger = logging.getLogger(__name__)
+
+# At most so much goes into one batch: measured, more of it is no faster and takes memory and time from others.
+COMMIT_BYTES = 2 * 1024 * 1024
+Found = TypeVar("Found")
+
+
+class PendingBatch:
+    """A batch on its way to the disk, and who waits for it."""
+
+    __slots__ = ("commit", "desk", "waiting")
+
+    def __init__(self, waiting: list[WaitingRun], commit: BatchCommit) -> None:
+        self.waiting, self.commit = waiting, commit
+        self.desk: WorkerSlot | None = None  # where its writer has it, once that is known
+
+
+class LocalLog:
+    """One partition in files; what its methods promise stands in qb.storage.engine.PartitionLog."""
+
+    def __init__(
+        self, topic: str, partition: int, shared: LogContext, health: TopicHealth, found: RecoveredLog
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self._name = f"{topic}/{partition}"  # for people
+        self.published_messages = 0
+        self.published_bytes = 0
+        self._shared = shared
+        self._health = health
+        self._segments = found.segments
+        self._remembered = found.remembered
+        self._durable_offset = found.segments[-1].next_offset if found.segments else 0
+        self._end_offset = self._next_offset = self._durable_offset
+        self._held = False  # does the visible end stand still?
+        self._last_ms = max([segment.last_ms for segment in found.segments], default=0)
+        self._tail = RecentBatches()
+        self._gathering = PendingRuns(shared.settings.max_pending_bytes)
+        self._writing: list[PendingBatch] = []  # two at most
+        self._is_stuck = False  # is something being written that nobody waits for any more?
+        self._indexing = False  # are entries of the index being written?
+        self._idle = Signal()
+        self._watchers: dict[object, Callable[[], None]] = {}
+        self._refusal: BrokerError | None = None  # poisoned, deleted or shut down: why nothing is appended any more
+        health.damage = health.damage or found.damage
+
+    # Where it begins and ends
+
+    @property
+    def first_offset(self) -> int:
+        return self._segments[0].base_offset if self._segments else 0
+
+    @property
+    def end_offset(self) -> int:
+        return self._end_offset
+
+    @property
+    def durable_offset(self) -> int:
+        return self._durable_offset
+
+    @property
+    def next_offset(self) -> int:
+        return self._next_offset
+
+    def hold(self, end_offset: int | None = None) -> None:
+        self._held = True
+        if end_offset is not None:
+            self._end_offset = min(self._end_offset, end_offset)
+
+    def release(self) -> None:
+        self._held = False
+        self._end_offset = self._durable_offset
+
+    @property
+    def closed_segments(self) -> list[Segment]:
+        """The segments that are never written again and that readers may see, oldest first."""
+        return [segment for segment in self._segments[:-1] if segment.next_offset <= self._end_offset]
+
+    @property
+    def is_deleted(self) -> bool:
+        return isinstance(self._refusal, UnknownTopic)
+
+    @property
+    def size(self) -> int:
+        return sum([segment.size for segment in self._segments])
+
+    def ranges(self) -> Iterable[ProducerRange]:
+        return list(self._remembered)
+
+    def state(self) -> LogState:
+        status, reason = "ok", None
+        if isinstance(self._refusal, LogPoisoned):
+            status, reason = "poisoned", str(self._refusal)
+        if self._health.damage:
+            status, reason = "damaged", str(self._health.damage)
+        return LogState(
+            partition=self.partition,
+            first_offset=self.first_offset,
+            next_offset=self._end_offset,
+            bytes=self.size,
+            segments=len(self._segments),
+            status=status,
+            reason=reason,
+        )
+
+    def watch(self, moved: Callable[[], None]) -> Callable[[], None]:
+        token = object()
+        self._watchers[token] = moved
+
+        def stop() -> None:
+            self._watchers.pop(token, None)
+
+        return stop
+
+    # Appending
+
+    @property
+    def has_room(self) -> bool:
+        return self._gathering.has_room
+
+    async def wait_for_room(self) -> None:
+        await self._gathering.wait_for_room()
+
+    def check_writable(self) -> None:
+        self._check_damage()
+        if self._refusal:
+            raise self._refusal.with_traceback(None)
+
+    def append(self, run: AppendRun, done: Done) -> None:
+        if self._refusal or self._health.damage:
+            self.check_writable()
+        assert run.first_offset == self._next_offset, (run.first_offset, self._next_offset)
+        self._next_offset += len(run.positions)
+        self._gathering.add(run, done)
+        if not self._writing or self._gathering.size >= COMMIT_BYTES:
+            self._shared.together.commit(self)
+
+    def commit(self, *, alone: bool = False) -> bool:
+        """Have what has gathered written and synced: in a writer thread or, if it is short and alone, right here: True.
+
+        While a batch is being written the next one is made only when it is full, and waits behind it.
+        """
+        shared, segment = self._shared, self._segments[-1]
+        before = self._writing[-1] if self._writing else None
+        if not self._gathering.size or (before and not self._may_follow(before)):
+            return False
+        now = max(shared.clock(), self._last_ms)
+        position = before.commit.end if before else segment.size
+        is_full = self._is_full(segment, position, now)
+        if is_full and before:
+            return False
+        self._last_ms = now
+        waiting = self._gathering.take_some(COMMIT_BYTES)
+        try:
+            batch, ranges = assemble([each.run for each in waiting], now)
+        except Exception as error:
+            self._fail(error, waiting)
+            return False
+        row = before.commit.row if before else CommitQueue()
+        remembered = list(self._remembered) if is_full else None
+        sync = shared.settings.fsync_on_write
+        commit = BatchCommit(self._name, shared.files, segment, position, batch, ranges, row, sync, remembered)
+        flight = PendingBatch(waiting, commit)
+        self._writing.append(flight)
+        if alone and not before and commit.is_short and shared.pace.is_quick:
+            self._landed(flight, result_of(commit.carry_out))
+            return True
+        desk = before.desk if before else None
+        flight.desk = shared.writers.submit(commit.carry_out, partial(self._landed, flight), desk)
+        return False
+
+    def _may_follow(self, before: PendingBatch) -> bool:
+        """May a batch be put behind this one? Not behind one that begins a segment: nobody knows yet where it ends."""
+        if len(self._writing) > 1 or before.desk is None or before.commit.remembered is not None:
+            return False
+        return self._gathering.size >= COMMIT_BYTES and not self._shared.writers.are_wanted
+
+    def _is_full(self, segment: Segment, size: int, now: int) -> bool:
+        settings = self._shared.settings
+        old = now - segment.first_ms >= settings.segment_hours * HOUR_MS
+        return segment.count > 0 and (old or size >= settings.segment_bytes)
+
+    def _landed(self, flight: PendingBatch, result: CommittedBatch | FailedBatch | BaseException) -> None:
+        """Take note of what became of a batch."""
+        if flight not in self._writing:
+            return  # one before it has failed, or nobody waits for it any more
+        if isinstance(result, CommittedBatch):
+            self._writing.remove(flight)
+            self._advance(result)
+            if self._gathering:
+                self._take_in(result)
+                self.commit()  # first, so that the disk works while the answers are given
+                tell(flight.waiting, None, result.batch.append_ms)
+            else:
+                tell(flight.waiting, None, result.batch.append_ms)
+                self._take_in(result)
+            self._count(flight.waiting, result)
+            if not self._held:
+                self.tell_watchers()
+        else:
+            self._fail(result)
+        if not self._writing:
+            self._idle.set()
+
+    def _fail(self, failure: FailedBatch | BaseException, waiting: Sequence[WaitingRun] = ()) -> None:
+        """Refuse these, and all else that waits, being written or not."""
+        error = self._take_back(failure)
+        tell([*self._stop_flights(error), *waiting, *self._gathering.take()], error, 0)
+
+    def _stop_flights(self, error: BrokerError) -> list[WaitingRun]:
+        """Wait no more for what is being written, and let nothing begin that is not; returns who waits for it."""
+        flights, self._writing = self._writing, []
+        for flight in flights:
+            flight.commit.row.failure = flight.commit.row.failure or FailedBatch(error, poisoned=True)
+        return [each for flight in flights for each in flight.waiting]
+
+    def _count(self, answered: list[WaitingRun], committed: CommittedBatch) -> None:
+        batch, measures = committed.batch, self._shared.measures
+        self.published_messages += len(batch.positions)
+        self.published_bytes += batch.size
+        measures.commit_messages.observe(len(batch.positions))
+        measures.commit_bytes.observe(batch.size)
+        self._shared.pace.note(committed.sync_seconds)
+        if committed.sync_seconds:
+            measures.sync_seconds.observe(committed.sync_seconds)
+        now = time.perf_counter()
+        measures.ack_seconds.observe(*[now - waiting.since for waiting in answered])
+
+    def tell_watchers(self) -> None:
+        for moved in list(self._watchers.values()):
+            try:
+                moved()
+            except Exception:
+                logger.exception("%s/%d: a watcher failed", self.topic, self.partition)
+
+    def _advance(self, committed: CommittedBatch) -> None:
+        """Make a durable batch part of the log, and visible unless the end is held."""
+        segment, position, batch, _, _ = committed
+        if segment is not self._segments[-1]:
+            self._segments.append(segment)
+        segment.extend(position + batch.size, batch.next_offset, batch.append_ms)
+        self._durable_offset = batch.next_offset
+        if not self._held:
+            self._end_offset = batch.next_offset
+
+    def _take_in(self, committed: CommittedBatch) -> None:
+        """Keep what readers, the next segment and the next start will ask for."""
+        segment, position, batch, ranges, _ = committed
+        segment.index.append(encode(batch.positions, batch.append_ms, position))
+        if segment.index.is_due and not self._indexing:
+            self._indexing = True
+            self._shared.writers.submit(segment.index.write, self._indexed)
+        self._remembered.add(ranges)
+        self._shared.memory.keep(self._tail, batch)
+
+    def _indexed(self, _: object) -> None:
+        self._indexing = False
+        self._idle.set()
+
+    def _take_back(self, failure: FailedBatch | BaseException) -> BrokerError:
+        """Forget the offsets that were given out; returns why."""
+        self._shared.measures.failed_commits += 1
+        self._next_offset = self._durable_offset
+        if not isinstance(failure, FailedBatch):
+            logger.error("a commit failed by a fault of ours", exc_info=failure)
+            failure = fault(self._name, failure)
+        if failure.segment:
+            self._segments.append(failure.segment)
+        if failure.poisoned:
+            self._refusal = self._refusal or failure.error
+        logger.error("%s", failure.error)
+        return failure.error
+
+    # Ending
+
+    def refuse(self, error: BrokerError) -> None:
+        """Take no more runs, and give back those that are not being written yet."""
+        self._refusal = error
+        given_back = self._gathering.take()
+        self._next_offset -= sum([len(waiting.run.positions) for waiting in given_back])
+        tell(given_back, error, 0)
+
+    def abandon(self, error: BrokerError) -> None:
+        """Answer also for the run that is being written: nobody will wait for it any more."""
+        self.refuse(error)
+        self._is_stuck = bool(self._writing)
+        tell(self._stop_flights(error), error, 0)
+        self._idle.set()
+
+    def tidy(self) -> None:
+        """Leave files that the next start finds whole, unless the disk is stuck. Blocks."""
+        if self._segments and not self.is_deleted:
+            segment = self._segments[-1]
+            if not self._indexing:
+                segment.index.write()
+            if not self._is_stuck:
+                with suppress(OSError):
+                    segment.trim(segment.size)
+
+    async def wait_until_idle(self) -> None:
+        """Return when nothing is being written."""
+        while self._writing or self._indexing:
+            await self._idle.wait()
+
+    def forget(self) -> None:
+        """Give back memory and descriptors; the files have been taken away."""
+        for segment in self._segments:
+            self._shared.files.forget(segment.log_path, segment.index_path)
+        self._shared.memory.drop(self._tail)
+        self._shared.reads.drop(self)
+        self.tell_watchers()
+        self._watchers.clear()
+
+    def drop_first(self, count: int) -> list[Segment]:
+        """Take the oldest closed segments out of the log; returns them, for their files to be deleted."""
+        count = min(count, len(self._segments) - 1)
+        dropped, self._segments = self._segments[:count], self._segments[count:]
+        return dropped
+
+    # Reading
+
+    def read_recent(self, offset: int, max_bytes: int) -> StoredChunk | None:
+        if self._health.damage or not self.first_offset <= offset <= self._end_offset:
+            return None
+        if offset == self._end_offset:
+            return StoredChunk(offset, b"", ())
+        return self._visible(self._tail.read(offset, max_bytes) or self._shared.reads.read(self, offset, max_bytes))
+
+    async def read(self, offset: int, max_bytes: int) -> StoredChunk:
+        await trio.lowlevel.checkpoint()
+        self._check_readable()
+        recent = self.read_recent(offset, max_bytes)
+        if recent is not None:
+            return recent
+        self._check_offset(offset, self._end_offset)
+        batches = await self._read_batches(offset, max_bytes)
+        self._shared.reads.keep(self, batches)
+        chunk = self._visible(self._shared.reads.read(self, offset, max_bytes))
+        assert chunk is not None
+        return chunk
+
+    async def read_whole(self, offset: int, max_bytes: int) -> StoredChunk:
+        await trio.lowlevel.checkpoint()
+        self._check_readable()
+        if offset == self._end_offset:
+            return StoredChunk(offset, b"", ())
+        self._check_offset(offset, self._end_offset)
+        chunk = self._tail.read_whole(offset, max_bytes) or joined(await self._read_batches(offset, max_bytes))
+        visible = self._visible(chunk)
+        assert visible is not None
+        return visible
+
+    async def read_durable(self, offset: int, max_bytes: int) -> StoredChunk:
+        await trio.lowlevel.checkpoint()
+        self._check_readable()
+        self._check_offset(offset, self._durable_offset)
+        recent = self._tail.read(offset, max_bytes)
+        return recent or cut(await self._read_batches(offset, max_bytes), 0, offset, max_bytes)
+
+    def _visible(self, chunk: StoredChunk | None) -> StoredChunk | None:
+        if chunk is None or chunk.next_offset <= self._end_offset:
+            return chunk
+        return chunk.first(self._end_offset - chunk.first_offset)
+
+    async def _read_batches(self, offset: int, max_bytes: int) -> list[StoredBatch]:
+        segment = self._segment_of(offset)
+        read = partial(segment.read, offset, max_bytes, segment.size)
+        try:
+            return read(cached=True)
+        except BlockingIOError:
+            return await self.look(segment, offset, read)
+
+    async def offset_for_time(self, time_ms: int) -> int:
+        await trio.lowlevel.checkpoint()
+        self._check_readable()
+        for segment in self._segments:
+            if segment.count and segment.last_ms >= time_ms:
+                find = partial(segment.first_at, time_ms, segment.count, segment.size)
+                return min(await self.look(segment, segment.base_offset, find), self._end_offset)
+        return self._end_offset
+
+    def _check_offset(self, offset: int, end: int) -> None:
+        if not self.first_offset <= offset < end:
+            raise OffsetOutOfRange(self.topic, self.partition, offset, self.first_offset, end)
+
+    def _segment_of(self, offset: int) -> Segment:
+        self._check_offset(offset, self._durable_offset)
+        return self._segments[bisect_right(self._segments, offset, key=lambda segment: segment.base_offset) - 1]
+
+    async def look(self, segment: Segment, offset: int, find: Callable[[], Found]) -> Found:
+        """Return what `find` finds in a segment, in a worker thread.
+
+        Raises what explains why it cannot: OffsetOutOfRange, UnknownTopic, LogDamaged (and stops the topic), Internal.
+        """
+        try:
+            found = await trio.to_thread.run_sync(find)
+        except BadBatch as bad:
+            self.report_damage(LogDamaged(segment.log_path, bad.position, bad.what))
+        except FileNotFoundError as missing:
+            self._check_readable()
+            self._segment_of(offset)  # raises if retention has dropped it meanwhile
+            self.report_damage(LogDamaged(str(missing.filename), 0, "the file is missing"))
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise Internal(f"{segment.log_path} cannot be read now: {error}") from error
+            self.report_damage(LogDamaged(segment.log_path, 0, f"it cannot be read: {error.strerror}"))
+        self._check_readable()
+        return found
+
+    def _check_readable(self) -> None:
+        self._check_damage()
+        if self.is_deleted and self._refusal:
+            raise self._refusal.with_traceback(None)
+
+    # Damage
+
+    def report_damage(self, damage: LogDamaged) -> None:
+        """Stop serving the whole topic."""
+        if self._health.damage is None:
+            logger.error("%s/%d: %s", self.topic, self.partition, damage)
+            self._health.damage = damage
+
+    def _check_damage(self) -> None:
+        if self._health.damage:
+            raise self._health.damage.with_traceback(None)

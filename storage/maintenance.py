@@ -1,0 +1,105 @@
+"""What an engine does when nobody asks: drop old segments, prove closed ones."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+
+import trio
+
+from qb.core.wire.errors import BrokerError, LogDamaged
+from qb.storage.engine import Topic
+from qb.storage.faults import Faults
+from qb.storage.files import sync_directory
+from qb.storage.log.partition_log import LocalLog
+from qb.storage.log.retention import ClosedSegment, droppable
+from qb.storage.log.sealed_batches import walk
+from qb.storage.log.segment import Segment, add_to_index, reader
+from qb.storage.log.segment_index import IndexEntries
+
+logger = logging.getLogger(__name__)
+SLICE = 256 * 1024  # proved at a time
+PAUSE = 0.01  # between two slices, so that proving stays a small part of what the machine does
+
+Logs = Callable[[], Iterable[tuple[Topic, LocalLog]]]
+
+
+async def drop_forever(logs: Logs, clock: Callable[[], int], hours: float, limit: int, interval: float) -> None:
+    """Sweep again and again."""
+    faults = Faults()
+    while True:
+        await sweep(logs, clock(), hours, limit, faults)
+        await trio.sleep(interval)
+
+
+async def sweep(logs: Logs, now_ms: int, hours: float, limit: int, faults: Faults) -> None:
+    """Drop what may be dropped in every log; a topic's own limits override these. A fault of one log is its own."""
+    for topic, log in list(logs()):
+        own_hours = hours if topic.retention_hours is None else topic.retention_hours
+        own_limit = limit if topic.retention_bytes is None else topic.retention_bytes
+        with faults.contained(f"retention of {log.topic}/{log.partition}"):
+            await drop_expired(log, now_ms, own_hours, own_limit)
+
+
+async def drop_expired(log: LocalLog, now_ms: int, hours: float, limit: int) -> None:
+    """Drop the closed segments of a log that its retention no longer covers."""
+    closed = [ClosedSegment(segment.size, segment.last_ms) for segment in log.closed_segments]
+    active_size = log.size - sum([segment.size for segment in closed])
+    dropped = log.drop_first(droppable(closed, active_size, now_ms, hours, limit))
+    if dropped:
+        logger.info("%s/%d: dropped %d segments before %d", log.topic, log.partition, len(dropped), log.first_offset)
+        await trio.to_thread.run_sync(_delete, dropped)
+
+
+def _delete(segments: list[Segment]) -> None:
+    """Delete oldest first, so that a crash leaves no gap. A file that will not go stays until after the next start."""
+    try:
+        for segment in segments:
+            segment.delete()
+        sync_directory(segments[0].directory)
+    except OSError as error:
+        logger.warning("%s could not be dropped: %s", segments[0].log_path, error)
+
+
+async def prove(logs: Logs) -> None:
+    """Check every seal of the segments that were closed before this start; what is wrong stops its topic."""
+    faults = Faults()
+    for _, log in list(logs()):
+        with faults.contained(f"proving of {log.topic}/{log.partition}"), suppress(LogDamaged):
+            # Damage was told when it was found, and nothing else of the topic is served now.
+            for segment in log.closed_segments:
+                await _prove_segment(log, segment)
+
+
+async def _prove_segment(log: LocalLog, segment: Segment) -> None:
+    """Walk a segment, a slice at a time, until its end or until the log explains why not. Raises LogDamaged."""
+    position, offset, agrees = 0, segment.base_offset, True
+    try:
+        while position < segment.size:
+            prove = partial(_prove_slice, segment, position, offset)
+            position, offset, same = await log.look(segment, offset, prove)
+            agrees = agrees and same
+            await trio.sleep(PAUSE)
+        segment.index.believed = segment.index.believed or agrees
+    except LogDamaged:
+        raise
+    except BrokerError as error:
+        logger.info("%s was not proved to its end: %s", segment.log_path, error)
+
+
+def _prove_slice(segment: Segment, position: int, offset: int) -> tuple[int, int, bool]:
+    """Prove the batches from `position` on, a slice or at least one of them.
+
+    Returns where to go on, and whether the index agrees.
+    """
+    entries, number = IndexEntries(), offset - segment.base_offset
+    with segment.open() as fd:
+        start = position
+        for batch in walk(reader(fd), position, segment.size, offset, window=SLICE):
+            position, offset = batch.end, batch.next_offset
+            add_to_index(entries, batch)
+            if position - start >= SLICE:
+                break
+    return position, offset, segment.index.holds(number, entries.encode())

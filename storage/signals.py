@@ -1,0 +1,31 @@
+"""Waking whoever waits, at no cost while nobody does."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import trio
+
+# What somebody who cannot wait asks of somebody who can, before he is called again.
+Wait = Callable[[], Awaitable[None]]
+
+
+class Signal:
+    """Something that happens again and again. Look at the state first, then wait for the next time."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event: trio.Event | None = None
+
+    def set(self) -> None:
+        """Wake everybody who waits now."""
+        if self._event is not None:
+            self._event.set()
+            self._event = None
+
+    async def wait(self) -> None:
+        """Return when set() is called the next time."""
+        if self._event is None:
+            self._event = trio.Event()
+        await self._event.wait()

@@ -1,0 +1,1 @@
+"""Messages of transactions that are durable and not yet visible."""

@@ -1,0 +1,239 @@
+"""The stages of an engine: messages that are durable before anybody may read them.
+
+Everything here belongs to the event loop. A stage has at most one write under way; what arrives meanwhile goes with the
+next one, as publishes do.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import trio
+
+from qb.core.wire.errors import BrokerError, Internal, LogDamaged, LogPoisoned, UnknownStage
+from qb.storage.commit.batch_commit import FailedBatch
+from qb.storage.engine import Settled, StagedMessages, Where
+from qb.storage.files import make_directory, sync_directory
+from qb.storage.log.log_context import LogContext
+from qb.storage.log.sealed_batches import BadBatch
+from qb.storage.signals import Signal
+from qb.storage.stages.stage_file import RecoveredStage, StageFile, StagePiece, StageWrite
+
+logger = logging.getLogger(__name__)
+WRITE_BYTES = 1_000_000  # at most so much goes into one write, as in a log
+
+
+class _Waiting(NamedTuple):
+    """Whoever is to be told; without a piece, when what came before is durable."""
+
+    piece: StagePiece | None
+    done: Settled
+
+    @property
+    def size(self) -> int:
+        return len(self.piece.frame) if self.piece else 0
+
+
+class LocalStage:
+    """One stage in a file; what its methods promise stands in qb.storage.engine.Stage."""
+
+    def __init__(self, stage_id: str, shared: LogContext, file: StageFile, found: RecoveredStage) -> None:
+        self.stage_id = stage_id
+        self.transaction, self.number, self._counts, self._size, _ = found
+        self.failure: BrokerError | None = None
+        self.file = file
+        self._shared = shared
+        self._messages = self._taken = sum(self._counts.values())
+        self._waiting: deque[_Waiting] = deque()
+        self._waiting_bytes = 0
+        self._writing: list[_Waiting] = []
+        self._changed = Signal()  # a write has ended
+
+    @property
+    def messages(self) -> int:
+        return self._messages
+
+    @property
+    def taken(self) -> int:
+        return self._taken
+
+    @property
+    def counts(self) -> Mapping[Where, int]:
+        return self._counts
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    # Appending
+
+    @property
+    def has_room(self) -> bool:
+        return self._waiting_bytes < self._shared.settings.max_pending_bytes
+
+    async def wait_for_room(self) -> None:
+        while not self.has_room:
+            await self._changed.wait()
+
+    def append(self, frame: bytes, where: Where, count: int, done: Settled) -> None:
+        if self.failure:
+            raise self.failure.with_traceback(None)
+        self._taken += count
+        self._add(_Waiting(StagePiece(frame, where, count), done))
+        if not self._writing:
+            self._write()
+
+    def when_durable(self, done: Settled) -> None:
+        if self._writing:
+            self._add(_Waiting(None, done))
+        else:
+            done(self.failure, self._shared.clock())
+
+    def _add(self, waiting: _Waiting) -> None:
+        self._waiting.append(waiting)
+        self._waiting_bytes += waiting.size
+
+    def _write(self) -> None:
+        """Hand what has gathered to a writer thread."""
+        size = 0
+        while self._waiting and (not self._writing or size + self._waiting[0].size <= WRITE_BYTES):
+            self._writing.append(self._waiting.popleft())
+            size += self._writing[-1].size
+        self._waiting_bytes -= size
+        pieces = [waiting.piece for waiting in self._writing if waiting.piece]
+        writing = StageWrite(self.file, pieces, self._messages, self._size, self._shared.clock())
+        self._shared.writers.submit(writing.carry_out, partial(self._written, writing))
+
+    def _written(self, writing: StageWrite, result: int | FailedBatch | BaseException) -> None:
+        told, self._writing = self._writing, []
+        error = None
+        if isinstance(result, int):
+            self._take_in(writing.pieces, result)
+            if self._waiting:
+                self._write()
+        else:
+            error = self._take_back(result)
+            told += self._give_up_waiting()
+        _tell(told, error, writing.append_ms)
+        self._changed.set()
+
+    def _take_in(self, pieces: Sequence[StagePiece], size: int) -> None:
+        for _, where, count in pieces:
+            self._counts[where] = self._counts.get(where, 0) + count
+            self._messages += count
+        self._size = size
+
+    def _take_back(self, failure: FailedBatch | BaseException) -> BrokerError:
+        self._shared.measures.failed_commits += 1
+        if not isinstance(failure, FailedBatch):
+            logger.error("a stage failed by a fault of ours", exc_info=failure)
+            failure = FailedBatch(LogPoisoned(f"the stage is ended, since it failed: {failure!r}"), poisoned=True)
+        if failure.poisoned:
+            self.failure = self.failure or failure.error
+        logger.error("stage %s: %s", self.stage_id, failure.error)
+        return failure.error
+
+    def _give_up_waiting(self) -> list[_Waiting]:
+        given_up = list(self._waiting)
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        self._taken = self._messages
+        return given_up
+
+    # Reading
+
+    async def read(self, place: int, max_bytes: int) -> tuple[Sequence[StagedMessages], int]:
+        try:
+            return await trio.to_thread.run_sync(self.file.read, place, max_bytes, self._size)
+        except BadBatch as bad:
+            raise LogDamaged(self.file.path, bad.position, bad.what) from bad
+        except FileNotFoundError as missing:
+            raise LogDamaged(self.file.path, 0, "the file is missing") from missing
+        except OSError as error:
+            raise Internal(f"{self.file.path} cannot be read now: {error}") from error
+
+    # Ending
+
+    def abandon(self, error: BrokerError) -> None:
+        """Take nothing more, and answer for everything that is on its way."""
+        self.failure = error
+        told = self._writing + self._give_up_waiting()
+        self._writing = []
+        _tell(told, error, 0)
+
+    async def end(self, error: BrokerError) -> None:
+        """Take nothing more; returns when nothing is being written."""
+        self.failure = error
+        _tell(self._give_up_waiting(), error, 0)
+        while self._writing:
+            await self._changed.wait()
+
+
+def _tell(told: Iterable[_Waiting], error: BrokerError | None, append_ms: int) -> None:
+    for _, done in told:
+        try:
+            done(error, append_ms)
+        except Exception:
+            logger.exception("the answer to a STAGE failed")
+
+
+class LocalStages:
+    """The `staged` directory."""
+
+    def __init__(self, directory: Path, shared: LogContext) -> None:
+        self._directory = directory
+        self._shared = shared
+        self.known: dict[str, LocalStage] = {}
+
+    def recover(self) -> list[str]:
+        """Find every stage; returns notes for the operator. Blocks. Raises OSError."""
+        make_directory(self._directory)
+        notes = [self._recover(path) for path in sorted(self._directory.glob("*.log"))]
+        return [note for note in notes if note]
+
+    def _recover(self, path: Path) -> str | None:
+        file = StageFile(self._shared.files, path)
+        try:
+            found = file.find()
+            if found is None:
+                file.delete()
+                return f"dropped stage {path.stem}: its beginning was never finished"
+        except OSError as error:
+            return f"stage {path.stem} is left alone, since it cannot be read: {error}"
+        self.known[path.stem] = LocalStage(path.stem, self._shared, file, found)
+        return found.note
+
+    def create(self, transaction: str, number: int | None) -> LocalStage:
+        """Make a stage durably; it is not yet among the known ones. Blocks. Raises OSError."""
+        stage_id = f"{secrets.randbits(64):016x}"
+        file = StageFile(self._shared.files, self._directory / f"{stage_id}.log")
+        try:
+            size = file.create(transaction, number, self._shared.clock())
+        except OSError:
+            file.delete()
+            raise
+        return LocalStage(stage_id, self._shared, file, RecoveredStage(transaction, number, {}, size, None))
+
+    async def end(self, stage_ids: Iterable[str]) -> list[LocalStage]:
+        """Take stages out of the known ones; returns those that were, when nobody writes to them any more."""
+        ended = [stage for stage_id in stage_ids if (stage := self.known.pop(stage_id, None))]
+        for stage in ended:
+            await stage.end(UnknownStage(f"stage {stage.stage_id!r} has been ended"))
+        return ended
+
+    def remove(self, stages: Iterable[LocalStage]) -> None:
+        """Delete ended stages durably. Blocks. Raises OSError; the next start finds what is left then."""
+        for stage in stages:
+            stage.file.delete()
+        sync_directory(self._directory)
+
+    def abandon(self, error: BrokerError) -> None:
+        """Answer for whatever is on its way: nobody will wait for it any more."""
+        for stage in self.known.values():
+            stage.abandon(error)

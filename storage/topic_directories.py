@@ -1,0 +1,134 @@
+"""The directories of topics, and how they come and go without ever being half there.
+
+Everything here blocks and raises OSError.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from qb.storage.files import CannotOpen, OpenFiles, make_directory, sync_directory
+from qb.storage.log.segment import Segment
+
+FORMAT = "qb-storage"
+VERSION = 1
+CREATING, DELETED = ".creating-", ".deleted-"
+DOT = "%2E"  # for a dot that begins a topic's name: such names are ours on disk, and topics have no percent signs
+
+
+def prepare(data_dir: Path) -> None:
+    """Make what a data directory must have, and check that its format is ours. Raises CannotOpen."""
+    path = data_dir / "format"
+    if not path.exists():
+        draft = data_dir / "format.new"
+        with draft.open("w") as file:
+            file.write(f"{FORMAT} {VERSION}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+        sync_directory(data_dir)
+    check_format(path)
+    make_directory(data_dir / "topics")
+
+
+def check_format(path: Path) -> None:
+    """Raises CannotOpen unless the format file names one that this version reads."""
+    name, _, version = path.read_text(errors="replace").strip().partition(" ")
+    if name != FORMAT or not version.isdigit():
+        raise CannotOpen(f"{path} does not say {FORMAT!r} and a version: this is no data directory of ours")
+    if int(version) > VERSION:
+        raise CannotOpen(f"{path} has version {version}; this broker reads up to {VERSION}: use a newer one")
+
+
+class TopicDirectories:
+    """The `topics` directory."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def names(self) -> list[str]:
+        """Return every topic that has a directory."""
+        entries = [path.name for path in self._root.iterdir() if path.is_dir() and not path.name.startswith(".")]
+        return sorted(_topic_name(name) for name in entries)
+
+    def partition(self, topic: str, partition: int) -> Path:
+        """Return where a partition is kept."""
+        return self._path(topic) / str(partition)
+
+    def count_partitions(self, topic: str) -> int:
+        """Return how many partitions the directory of a topic is meant for."""
+        numbers = [int(path.name) for path in self._path(topic).iterdir() if path.name.isdigit()]
+        return max(numbers, default=-1) + 1
+
+    def create(self, files: OpenFiles, topic: str, partitions: int, created_ms: int) -> None:
+        """Make a topic's partitions durably, each with its first segment."""
+        draft = self._root / f"{CREATING}{_directory_name(topic)}-{secrets.token_hex(4)}"
+        path = draft
+        try:
+            _fill(files, draft, partitions, created_ms)
+            path = draft.rename(self._path(topic))
+            sync_directory(self._root)
+        except OSError:
+            if path is not draft:
+                path.rename(draft)  # it has its name, but nobody can say whether for good
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+
+    def add(self, files: OpenFiles, topic: str, first: int, end: int, created_ms: int) -> None:
+        """Give a topic the partitions from `first` up to `end` durably; what an interrupted attempt left is used."""
+        missing = [number for number in range(first, end) if not self.partition(topic, number).is_dir()]
+        draft = self._root / f"{CREATING}{_directory_name(topic)}-{secrets.token_hex(4)}"
+        try:
+            _fill(files, draft, len(missing), created_ms)
+            for place, number in enumerate(missing):
+                (draft / str(place)).rename(self.partition(topic, number))
+            sync_directory(self._path(topic))
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+    def hide(self, topic: str) -> Path:
+        """Take a topic away durably; what is left of it is for remove()."""
+        hidden = self._root / f"{DELETED}{_directory_name(topic)}-{secrets.token_hex(4)}"
+        self._path(topic).rename(hidden)
+        sync_directory(self._root)
+        return hidden
+
+    def remove(self, hidden: Path) -> None:
+        """Free the space of what is no topic any more."""
+        shutil.rmtree(hidden)
+
+    def unfinished(self) -> Iterator[tuple[Path, str | None]]:
+        """Yield what an interrupted creation (None) or deletion (of that topic) has left."""
+        for path in sorted(self._root.iterdir()):
+            if path.name.startswith(CREATING):
+                yield path, None
+            elif path.name.startswith(DELETED):
+                yield path, _topic_name(path.name.removeprefix(DELETED).rpartition("-")[0])
+
+    def exists(self, topic: str) -> bool:
+        """Say whether a topic has a directory."""
+        return self._path(topic).is_dir()
+
+    def _path(self, topic: str) -> Path:
+        return self._root / _directory_name(topic)
+
+
+def _directory_name(topic: str) -> str:
+    return DOT + topic[1:] if topic.startswith(".") else topic
+
+
+def _topic_name(directory: str) -> str:
+    return "." + directory.removeprefix(DOT) if directory.startswith(DOT) else directory
+
+
+def _fill(files: OpenFiles, draft: Path, partitions: int, created_ms: int) -> None:
+    draft.mkdir()
+    for partition in range(partitions):
+        (draft / str(partition)).mkdir()
+        first = Segment.create(files, draft / str(partition), 0, created_ms, ())
+        files.forget(first.log_path, first.index_path)  # they are about to have another name
+    sync_directory(draft)

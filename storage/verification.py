@@ -1,0 +1,222 @@
+"""Prove a data directory whole, without a broker and without writing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from qb.core.wire.frames import HEAD, LENGTH, OVERHEAD
+from qb.storage.files import CannotOpen
+from qb.storage.log.log_recovery import base_offsets
+from qb.storage.log.sealed_batches import BadBatch, SealedBatch, find_seal, walk
+from qb.storage.log.segment import add_to_index, reader, segment_name
+from qb.storage.log.segment_index import ENTRY, IndexEntries
+from qb.storage.stages.stage_file import walk as walk_stage
+from qb.storage.topic_directories import TopicDirectories, check_format
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something that could not be proved, or that an operator may want to know."""
+
+    file: str
+    position: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: byte {self.position}: {self.what}"
+
+
+class VerifyReport(msgspec.Struct):
+    """What verify() has seen. The directory is whole if there are no findings; notes are no fault."""
+
+    findings: list[Finding] = []
+    notes: list[Finding] = []
+    topics: int = 0
+    partitions: int = 0
+    segments: int = 0
+    batches: int = 0
+    messages: int = 0
+    stages: int = 0
+    bytes: int = 0
+
+
+def verify(data_dir: str | Path) -> VerifyReport:
+    """Walk every segment and prove every seal, frame, offset and index entry. Blocks. Raises CannotOpen."""
+    root = Path(data_dir)
+    report = VerifyReport()
+    if not (root / "format").is_file():
+        raise CannotOpen(f"{root} is no data directory: it has no file named 'format'")
+    check_format(root / "format")
+    directories = TopicDirectories(root / "topics")
+    found = {topic: directories.count_partitions(topic) for topic in directories.names()}
+    known = _known_topics(root / "metadata.sqlite3", report)
+    for path, _ in directories.unfinished():
+        report.notes.append(Finding(str(path), 0, "an unfinished creation or deletion; the next start clears it"))
+    for topic in sorted(found.keys() | known.keys()):
+        if topic not in known:
+            report.notes.append(Finding(str(root / "topics"), 0, f"topic {topic!r} is not in the metadata"))
+        report.topics += 1
+        for partition in range(max(found.get(topic, 0), known.get(topic, 0))):
+            _Partition(report, directories.partition(topic, partition)).prove()
+    for path in sorted((root / "staged").glob("*.log")):
+        _prove_stage(report, path)
+    return report
+
+
+def _known_topics(database: Path, report: VerifyReport) -> dict[str, int]:
+    """Return every topic of the metadata with its partitions; from a copy, since SQLite writes even when it reads."""
+    if not database.exists():
+        report.notes.append(Finding(str(database), 0, "there is no metadata; the next start makes it from the logs"))
+        return {}
+    try:
+        with tempfile.TemporaryDirectory() as copies:
+            for path in database.parent.glob(f"{database.name}*"):
+                if not path.name.endswith("-shm"):
+                    shutil.copy(path, copies)
+            return _read_topics(Path(copies) / database.name)
+    except (sqlite3.Error, msgspec.MsgspecError) as error:
+        report.findings.append(Finding(str(database), 0, f"the metadata cannot be read: {error}"))
+        return {}
+
+
+def _read_topics(database: Path) -> dict[str, int]:
+    connection = sqlite3.connect(database)
+    try:
+        (answer,) = connection.execute("PRAGMA integrity_check").fetchone()
+        if answer != "ok":
+            raise sqlite3.DatabaseError(answer)
+        rows = connection.execute("SELECT key, value FROM entries WHERE key LIKE 'topic/%'")
+        return {key.partition("/")[2]: msgspec.json.decode(value)["partitions"] for key, value in rows}
+    finally:
+        connection.close()
+
+
+def _prove_stage(report: VerifyReport, path: Path) -> None:
+    """Prove every seal of a stage, whose messages nobody can read before they are committed."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        size = os.fstat(fd).st_size
+        report.stages += 1
+        report.bytes += size
+        try:
+            for _ in walk_stage(reader(fd), 0, size):
+                pass
+        except BadBatch as bad:
+            rest = reader(fd)(bad.position, size - bad.position)
+            if find_seal(rest, bad.offset) is not None:
+                report.findings.append(Finding(str(path), bad.position, bad.what))
+            else:
+                what = f"a torn tail of {len(rest)} bytes, never answered"
+                report.notes.append(Finding(str(path), bad.position, what))
+    finally:
+        os.close(fd)
+
+
+class _Partition:
+    """One partition under proof."""
+
+    def __init__(self, report: VerifyReport, directory: Path) -> None:
+        self._report = report
+        self._directory = directory
+        self._first_base = 0
+        self._last_ms = 0
+
+    def prove(self) -> None:
+        self._report.partitions += 1
+        bases = base_offsets(self._directory)
+        if not bases:
+            self._find(str(self._directory), 0, "the partition has no log")
+            return
+        self._first_base = bases[0]
+        for base, following in pairwise([*bases, None]):
+            assert base is not None
+            self._prove_segment(base, following)
+
+    def _find(self, file: str, position: int, what: str) -> None:
+        self._report.findings.append(Finding(file, position, what))
+
+    def _prove_segment(self, base: int, following: int | None) -> None:
+        """Prove one segment; `following` is where the next one begins, None for the newest."""
+        log, index = segment_name(self._directory, base)
+        fd = os.open(log, os.O_RDONLY)
+        try:
+            size = os.fstat(fd).st_size
+            entries, end = self._prove_log(fd, log, size, base, following)
+        finally:
+            os.close(fd)
+        self._report.segments += 1
+        self._report.bytes += size
+        if following is not None and end != following:
+            self._find(log, size, f"it ends before offset {end}, but the next segment begins with {following}")
+        self._prove_index(index, entries, newest=following is None)
+
+    def _prove_log(self, fd: int, log: str, size: int, base: int, following: int | None) -> tuple[bytes, int]:
+        """Return the index entries that the log asks for, and the offset that comes after it."""
+        entries = IndexEntries()
+        offset, position = base, 0
+        try:
+            for batch in walk(reader(fd), 0, size, base):
+                self._prove_batch(log, batch)
+                add_to_index(entries, batch)
+                offset, position = batch.next_offset, batch.end
+        except BadBatch as bad:
+            rest = reader(fd)(bad.position, size - bad.position)
+            may_tear = following is None and (position > 0 or base > self._first_base)
+            torn = may_tear and find_seal(rest, bad.offset) is None
+            written = len(rest.rstrip(b"\0"))  # what follows is room that was kept ready
+            if torn and written:
+                what = f"a torn tail of {written} bytes, never acked; the next start cuts it"
+                self._report.notes.append(Finding(log, bad.position, what))
+            elif not torn:
+                self._find(log, bad.position, bad.what)
+        return entries.encode(), offset
+
+    def _prove_batch(self, log: str, batch: SealedBatch) -> None:
+        """Check what the walk does not: times, and the inner lengths of every frame."""
+        self._report.batches += 1
+        self._report.messages += len(batch.positions)
+        if bool(batch.position) != bool(batch.positions):
+            self._find(log, batch.position, "the first batch of a segment, and only that, must be empty")
+        if batch.append_ms < self._last_ms:
+            self._find(log, batch.position, f"append time {batch.append_ms} is before {self._last_ms}")
+        self._last_ms = max(self._last_ms, batch.append_ms)
+        for position in batch.positions:
+            if not _adds_up(batch.raw, position):
+                self._find(log, batch.position + position, "the lengths in this frame do not add up")
+
+    def _prove_index(self, index: str, entries: bytes, *, newest: bool) -> None:
+        """Compare the index with what the log says; a crash may leave the newest one short, or not made yet."""
+        if not Path(index).exists():
+            unused = newest and not entries
+            where = self._report.notes if unused else self._report.findings
+            where.append(Finding(index, 0, "the index is missing; the next start rebuilds it"))
+            return
+        stored = Path(index).read_bytes()
+        if stored == entries:
+            return
+        if newest and entries.startswith(stored):
+            what = f"the index is {len(entries) - len(stored)} bytes short; the next start rebuilds it"
+            self._report.notes.append(Finding(index, len(stored), what))
+            return
+        wrong = _first_difference(stored, entries)
+        self._find(index, wrong, "the index does not match the log from here on; the next start rebuilds it")
+
+
+def _first_difference(stored: bytes, entries: bytes) -> int:
+    """Return where the first index entry stands that is not as it should be."""
+    starts = range(0, max(len(stored), len(entries)), ENTRY.size)
+    return next(at for at in starts if stored[at : at + ENTRY.size] != entries[at : at + ENTRY.size])
+
+
+def _adds_up(raw: memoryview, position: int) -> bool:
+    total, _, _, _, properties_length = HEAD.unpack_from(raw, position)
+    if total < OVERHEAD + properties_length:
+        return False
+    (body_length,) = LENGTH.unpack_from(raw, position + HEAD.size + properties_length)
+    return bool(total == OVERHEAD + properties_length + body_length)

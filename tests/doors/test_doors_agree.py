@@ -1,0 +1,224 @@
+"""A message published through any door is read identically through all of them, pulled or pushed."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from datetime import datetime
+from random import Random
+from types import MappingProxyType
+from typing import NamedTuple
+
+import pytest
+
+from qb.core.wire.frames import Frame, data_frames, encode_frame
+from qb.core.wire.frames import MessageType as T
+
+
+class Message(NamedTuple):
+    """What a publisher gives."""
+
+    body: bytes
+    key: str | None = None
+    properties: Mapping[str, str] = MappingProxyType({})
+    partition: int | None = None
+
+
+class Read(NamedTuple):
+    """What a reader sees."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: str | None
+    body: bytes
+    properties: dict[str, str]
+
+
+PARTITIONS = 2
+MESSAGES = [
+    Message(b"plain"),
+    Message(b""),
+    Message("Tränen, 涙, 😢".encode(), key="ключ"),
+    Message(b'{"json": "in a string\\n"}\r\n', key=""),
+    Message(b"\x00\x01\xfe\xff", key="bytes"),
+    Message(b"nul \x00 and \xe2\x80\xa8", properties={"colour": "blue", "empty": "", "odd": "a=b\n"}),
+    Message(b"there", key="k", partition=1, properties={"trace-id": "7"}),
+    Message(Random(4).randbytes(100_000), partition=0),
+    Message("x".encode("utf-16"), key="utf-16"),
+]
+
+
+def ms_of(iso: str) -> int:
+    assert iso.endswith("Z")
+    return round(datetime.fromisoformat(iso).timestamp() * 1000)
+
+
+def own(properties: dict[str, str]) -> dict[str, str]:
+    """Return the publisher's own properties; the rest says where the message is, which each door does its way."""
+    return {k: v for k, v in properties.items() if k not in ("topic", "partition", "key", "subscription_id")}
+
+
+def from_frame(frame: Frame, partition: int) -> Read:
+    where = frame.sequence_number, frame.timestamp
+    return Read(partition, *where, frame.properties.get("key"), frame.body, own(frame.properties))
+
+
+def from_json(record: dict, partition: int) -> Read:
+    value, encoding = record["value"], record.get("encoding")
+    body = b64decode(value) if encoding == "base64" else value.encode()
+    when = ms_of(record["timestamp"])
+    return Read(partition, record["offset"], when, record["key"], body, record.get("properties", {}))
+
+
+# Publishing through a door: returns (partition, offset) of each message.
+
+
+async def publish_frames(connect):
+    peer = await connect()
+    places = []
+    for number, message in enumerate(MESSAGES):
+        properties = {"topic": "a", **message.properties}
+        if message.key is not None:
+            properties["key"] = message.key
+        if message.partition is not None:
+            properties["partition"] = str(message.partition)
+        stamp = 1_767_268_800_001 + number
+        await peer.stream.send_all(encode_frame(T.PUBLISH, number, stamp, properties, message.body))
+        answer = (await peer.receive()).properties
+        places.append((int(answer["partition"]), int(answer["offset"])))
+    return places
+
+
+async def publish_lines(connect):
+    peer = await connect.lines()
+    places = []
+    for message in MESSAGES:
+        fields = {"key": message.key, "properties": dict(message.properties), "partition": message.partition}
+        try:
+            fields["value"] = message.body.decode()
+        except UnicodeDecodeError:
+            fields |= {"value": b64encode(message.body).decode(), "encoding": "base64"}
+        answer = await peer.data("produce", topic="a", **fields)
+        places.append((answer["partition"], answer["offset"]))
+    return places
+
+
+# Reading through a door: returns every message, sorted.
+
+
+async def pull_frames(connect):
+    peer, found = await connect(), []
+    for partition in range(PARTITIONS):
+        answer = await peer.ask(T.FETCH, 1, topic="a", partition=str(partition), offset="0")
+        found += [from_frame(frame, partition) for frame in data_frames(answer.body)]
+    return sorted(found)
+
+
+async def pull_lines(connect):
+    peer, found = await connect.lines(), []
+    for partition in range(PARTITIONS):
+        answer = await peer.data("fetch", topic="a", partition=partition, offset=0)
+        found += [from_json(record, partition) for record in answer["records"]]
+    return sorted(found)
+
+
+async def push_basic(connect):
+    peer = await connect()
+    await peer.ask(T.CREATE_SUBSCRIPTION, 1, subscription_id="basic", topic="a")
+    await peer.ask(T.SUBSCRIBE, 2, subscription_id="basic")
+    frames = [await peer.receive() for _ in MESSAGES]
+    return sorted(from_frame(frame, int(frame.properties["partition"])) for frame in frames)
+
+
+async def push_fast(connect):
+    peer, found = await connect(), []
+    await peer.ask(T.HELLO, 1, protocol="1")
+    await peer.ask(T.CREATE_SUBSCRIPTION, 2, subscription_id="fast", topic="a")
+    await peer.ask(T.SUBSCRIBE, 3, subscription_id="fast")
+    while len(found) < len(MESSAGES):
+        deliver = await peer.receive()
+        partition = int(deliver.properties["partition"])
+        found += [from_frame(frame, partition) for frame in data_frames(deliver.body)]
+    return sorted(found)
+
+
+async def push_lines(connect):
+    peer = await connect.lines()
+    await peer.data("createSubscription", subscription="lines", topic="a")
+    await peer.data("subscribe", subscription="lines")
+    pushed = [await peer.message() for _ in MESSAGES]
+    return sorted(from_json(message, message["partition"]) for message in pushed)
+
+
+READERS = [pull_frames, pull_lines, push_basic, push_fast, push_lines]
+
+
+@pytest.mark.parametrize("publish", [publish_frames, publish_lines])
+async def test_what_goes_in_by_one_door_comes_out_alike_by_all(a_broker, publish):
+    async with a_broker() as connect:
+        await (await connect.lines()).data("createTopic", topic="a", partitions=PARTITIONS)
+        places = await publish(connect)
+        seen = {reader.__name__: await reader(connect) for reader in READERS}
+    expected = sorted(
+        (partition, offset, message.key, message.body, message.properties)
+        for (partition, offset), message in zip(places, MESSAGES, strict=True)
+    )
+    for reader, found in seen.items():
+        assert [(one.partition, one.offset, one.key, one.body, one.properties) for one in found] == expected, reader
+        assert found == seen["pull_frames"], f"{reader}: the time too"
+
+
+async def test_both_doors_choose_the_same_partition_for_a_key(a_broker):
+    async with a_broker() as connect:
+        lines, frames = await connect.lines(), await connect()
+        await lines.data("createTopic", topic="a", partitions=7)
+        for key in ("", "a", "user-42", "ключ", "😢"):
+            by_lines = (await lines.data("produce", topic="a", value="x", key=key))["partition"]
+            by_frames = (await frames.publish("a", key=key)).properties["partition"]
+            assert str(by_lines) == by_frames
+
+
+async def test_a_time_that_only_frames_can_say_is_shown_as_the_last_that_lines_can(a_broker):
+    async with a_broker() as connect:
+        lines, frames = await connect.lines(), await connect()
+        await lines.data("createTopic", topic="a")
+        await frames.stream.send_all(encode_frame(T.PUBLISH, 1, 2**64 - 1, {"topic": "a"}, b"x"))
+        await frames.receive()
+        (record,) = (await lines.data("fetch", topic="a", partition=0, offset=0))["records"]
+        assert record["timestamp"] == "9999-12-31T23:59:59.999Z"
+
+
+async def test_groups_are_the_same_through_both_doors(a_broker):
+    async with a_broker() as connect:
+        lines, frames = await connect.lines(), await connect()
+        await lines.data("createTopic", topic="a", partitions=2)
+        await lines.data("produce", topic="a", value="x", partition=0)
+        await lines.data("commit", groupId="g", topic="a", partition=0, offset=1)
+        (committed,) = await frames.call("committed_offsets", group="g")
+        assert (committed["topic"], committed["partition"], committed["offset"]) == ("a", 0, 1)
+        await frames.call("commit_offsets", group="g", offsets=[["a", 0, 0]])
+        assert (await lines.data("metrics", topic="a", partition=0, groupId="g"))["committedOffset"] == 0
+        await lines.data("joinGroup", groupId="g", topic="a", consumerId="m")
+        (member,) = (await frames.call("describe_group", group="g"))["members"]
+        assert (member["member"], member["partitions"]) == ("m", [["a", 0], ["a", 1]])
+
+
+@pytest.mark.parametrize(
+    ("body", "properties", "words"),
+    [
+        ("x" * 1_001, {}, "a body of 1001 bytes is over this broker's limit of 1000"),
+        ("x", {"note": "x" * 65_530}, "properties of 65544 bytes are over this broker's limit of 65536"),
+    ],
+    ids=["body", "properties"],
+)
+async def test_every_door_says_which_part_of_a_message_is_too_large_and_what_its_limit_is(
+    a_broker, body, properties, words
+):
+    async with a_broker(max_message_size=1_000) as connect:
+        frames, lines, http = await connect(), await connect.lines(), await connect.http()
+        await lines.data("createTopic", topic="a")
+        assert (await frames.publish("a", body.encode(), **properties)).properties["error"] == words
+        assert await lines.error("produce", topic="a", value=body, properties=properties) == words
+        answer = await http.ask("POST", "/topics/a/messages", {"value": body, "headers": properties})
+        assert (answer.status, answer.json["error"]) == (413, words)

@@ -1,0 +1,296 @@
+"""One look at all peers: who can be read is called, in one step, and whoever fails harms nobody else."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+import trio
+
+from qb.doors import socket_poll as readiness
+from qb.doors.socket_poll import SocketPoll
+from qb.doors.transport import Transport
+
+pytestmark = pytest.mark.skipif(not readiness.AVAILABLE, reason="there is no epoll here: each socket is waited for")
+
+
+@pytest.fixture
+def pair() -> Iterator[Callable[[], tuple[socket.socket, socket.socket]]]:
+    """Makes two ends of a connection: ours and theirs."""
+    with ExitStack() as opened:
+
+        def make() -> tuple[socket.socket, socket.socket]:
+            ours, theirs = socket.socketpair()
+            return opened.enter_context(ours), opened.enter_context(theirs)
+
+        yield make
+
+
+class Steps:
+    """What a Readiness does in each step: whom it calls, and whether it said that this is only one."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[bool, list[str]]] = []
+
+    @contextmanager
+    def together(self, idle: bool) -> Iterator[None]:
+        self.calls.append((idle, []))
+        yield
+
+    def called(self, name: str) -> None:
+        self.calls[-1][1].append(name)
+
+
+def small_steps(monkeypatch: pytest.MonkeyPatch, step_bytes: int) -> Steps:
+    """Receive 1,000 bytes at a time, and so many in a step."""
+    for name, size in (("RECEIVE_BYTES", 1000), ("ROOM", 1000), ("STEP_BYTES", step_bytes)):
+        monkeypatch.setattr(readiness, name, size)
+    return Steps()
+
+
+async def until_quiet() -> None:
+    await trio.testing.wait_all_tasks_blocked(0.01)
+
+
+async def test_whoever_is_ready_is_called_in_one_step_and_a_lone_one_is_called_so(nursery, pair):
+    steps = Steps()
+    ready = SocketPoll(steps.together)
+    pairs = {name: pair() for name in ("a", "b", "c")}
+
+    for name, (ours, _) in pairs.items():
+        ready.add(ours, lambda data, name=name: steps.called(name))
+    for name in ("a", "b"):
+        pairs[name][1].send(b"x")
+    nursery.start_soon(ready.run)
+    await until_quiet()
+    pairs["c"][1].send(b"x")
+    await until_quiet()
+    ready.remove(pairs["a"][0])
+    ready.remove(pairs["a"][0])
+    pairs["a"][1].send(b"x")
+    await until_quiet()
+    assert [(idle, sorted(names)) for idle, names in steps.calls] == [(False, ["a", "b"]), (True, ["c"])]
+    nursery.cancel_scope.cancel()
+
+
+async def test_one_that_is_removed_in_the_same_step_is_not_called_any_more(nursery, pair):
+    ready, called = SocketPoll(), []
+    pairs = [pair(), pair()]
+
+    def reader(number: int) -> None:
+        called.append(number)
+        for ours, _ in pairs:
+            ready.remove(ours)
+
+    for number, (ours, theirs) in enumerate(pairs):
+        ready.add(ours, lambda data, number=number: reader(number))
+        theirs.send(b"x")
+    nursery.start_soon(ready.run)
+    await until_quiet()
+    assert len(called) == 1
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("one_look", [True, False])
+async def test_attending_ends_with_what_must_be_waited_for_and_goes_on_after_it(nursery, pair, one_look):
+    ready = SocketPoll()
+    nursery.start_soon(ready.run)
+    ours, theirs = pair()
+    transport, taken = Transport(ours, ready if one_look else None), []
+
+    def take(data: memoryview) -> bool:
+        taken.append(bytes(data))
+        return bytes(data) != b"wait"
+
+    async def talk() -> None:
+        for word in (b"one", b"two", b"wait", b"four"):
+            before = len(taken)
+            theirs.send(word)
+            while len(taken) == before:
+                await trio.lowlevel.checkpoint()
+        theirs.close()
+
+    nursery.start_soon(talk)
+    assert await transport.attend(take) is True
+    assert taken == [b"one", b"two", b"wait"]
+    assert await transport.attend(take) is False
+    assert taken[3:] == [b"four"]
+    transport.close()
+    nursery.cancel_scope.cancel()
+
+
+async def test_what_comes_while_somebody_waits_is_left_in_the_socket_until_he_listens_again(nursery, pair, monkeypatch):
+    ready, words = SocketPoll(), [b"%d." % number for number in range(200)]
+    nursery.start_soon(ready.run)
+    ours, theirs = pair()
+    transport, taken = Transport(ours, ready), bytearray()
+
+    def take(data: memoryview) -> bool:
+        nonlocal taken
+        taken += data
+        if words:
+            theirs.send(words.pop(0))  # so that the socket can be read before anybody knows that we wait
+        return False
+
+    theirs.send(words.pop(0))
+    while len(taken) < sum(len(b"%d." % number) for number in range(200)):
+        assert await transport.attend(take) is True
+    assert taken == b"".join([b"%d." % number for number in range(200)])
+    nursery.cancel_scope.cancel()
+
+
+async def test_what_many_bring_is_received_before_any_of_it_is_handed_over_as_far_as_there_is_room(
+    nursery, pair, monkeypatch
+):
+    monkeypatch.setattr(readiness, "ROOM", readiness.RECEIVE_BYTES - 150)
+    ready, taken, left = SocketPoll(), [], []
+    pairs = [pair() for _ in range(5)]
+
+    def take(number: int, data: memoryview) -> None:
+        taken.append((number, bytes(data)))
+        left.append(sum(_is_readable(ours) for ours, _ in pairs))
+
+    for number, (ours, theirs) in enumerate(pairs):
+        ready.add(ours, lambda data, number=number: take(number, data))
+        theirs.send(bytes([number]) * 100)
+    nursery.start_soon(ready.run)
+    await until_quiet()
+    assert sorted(taken) == [(number, bytes([number]) * 100) for number in range(5)]
+    assert left == [3, 3, 1, 1, 0]
+    nursery.cancel_scope.cancel()
+
+
+async def test_whoever_sends_much_is_read_until_it_is_silent_or_has_had_its_share_of_a_step(nursery, pair, monkeypatch):
+    steps = small_steps(monkeypatch, 3000)
+    ready, (ours, theirs) = SocketPoll(steps.together), pair()
+    ready.add(ours, lambda data: steps.called(str(len(data))))
+    theirs.send(bytes(7_500))
+    nursery.start_soon(ready.run)
+    await until_quiet()
+    assert [sizes for _, sizes in steps.calls] == [["1000"] * 3, ["1000"] * 3, ["1000", "500"]]
+    nursery.cancel_scope.cancel()
+
+
+async def test_many_who_send_much_share_a_step_and_each_has_its_turn(nursery, pair, monkeypatch):
+    steps = small_steps(monkeypatch, 2000)
+    ready, pairs = SocketPoll(steps.together), [pair() for _ in range(5)]
+    for number, (ours, theirs) in enumerate(pairs):
+        ready.add(ours, lambda data, number=number: steps.called(str(number)))
+        theirs.send(bytes(4_000))
+    nursery.start_soon(ready.run)
+    await until_quiet()
+    assert {len(names) for _, names in steps.calls} == {2}
+    seen = [int(name) for _, names in steps.calls for name in names]
+    assert sorted(seen) == sorted([*range(5)] * 4)
+    assert all(set(range(5)) <= set(seen[at : at + 9]) for at in range(6)), "nobody has to wait for long"
+    nursery.cancel_scope.cancel()
+
+
+def _is_readable(sock: socket.socket) -> bool:
+    return bool(select.select([sock], [], [], 0)[0])
+
+
+@pytest.mark.parametrize("one_look", [True, False])
+async def test_what_a_listener_raises_reaches_whoever_attends_and_nobody_else(nursery, pair, one_look):
+    ready = SocketPoll()
+    nursery.start_soon(ready.run)
+    pairs = [pair(), pair()]
+    failing, other = (Transport(ours, ready if one_look else None) for ours, _ in pairs)
+
+    def fail(data: memoryview) -> bool:
+        raise ValueError("no")
+
+    pairs[0][1].send(b"x")
+    with pytest.raises(ValueError, match="no"):
+        await failing.attend(fail)
+    pairs[1][1].send(b"x")
+    assert await other.attend(lambda data: False) is True
+    nursery.cancel_scope.cancel()
+
+
+async def test_attending_can_be_cancelled_and_taken_up_again(nursery, pair):
+    ready = SocketPoll()
+    nursery.start_soon(ready.run)
+    ours, theirs = pair()
+    transport, taken = Transport(ours, ready), []
+    with trio.move_on_after(0):
+        await transport.attend(lambda data: bool(taken.append(bytes(data))))
+    theirs.send(b"x")
+    assert await transport.attend(lambda data: bool(taken.append(bytes(data)))) is True
+    assert taken == [b"x"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_more_parts_than_the_system_takes_at_once_are_all_sent(nursery, pair):
+    ours, theirs = pair()
+    transport = Transport(ours)
+    nursery.start_soon(transport.send_queued)
+    transport.send(*[b"%d." % number for number in range(3_000)])
+    received = b""
+    while not received.endswith(b".2999."):
+        received += await trio.to_thread.run_sync(theirs.recv, 100_000)
+    assert received == b"".join([b"%d." % number for number in range(3_000)])
+    assert not transport.gone
+    nursery.cancel_scope.cancel()
+
+
+class Publisher:
+    """A step that is over at once, as that of a lone publish is."""
+
+    def __init__(self) -> None:
+        self.at_once = True
+        self.steps: list[bool] = []
+
+    @contextmanager
+    def together(self, idle: bool) -> Iterator[Publisher]:
+        self.steps.append(idle)
+        yield self
+
+
+async def test_after_a_lone_publish_that_came_soon_the_next_one_finds_us_awake(nursery, pair, monkeypatch):
+    monkeypatch.setattr(readiness, "AWAKE", 30.0)
+    waits = 0
+    real = trio.lowlevel.wait_readable
+
+    async def wait_readable(fd: object) -> None:
+        nonlocal waits
+        waits += 1
+        await real(fd)
+
+    monkeypatch.setattr(trio.lowlevel, "wait_readable", wait_readable)
+    publisher, (ours, theirs), others = Publisher(), pair(), 0
+    ready = SocketPoll(publisher.together)
+    ready.add(ours, lambda data: None)
+    nursery.start_soon(ready.run)
+
+    async def somebody_else() -> None:
+        nonlocal others
+        while True:
+            await trio.lowlevel.checkpoint()
+            others += 1
+
+    nursery.start_soon(somebody_else)
+    for number in range(1, 6):
+        before = others
+        theirs.send(b"x")
+        while len(publisher.steps) < number or others < before + 3:
+            await trio.lowlevel.checkpoint()
+    assert publisher.steps == [True] * 5
+    assert waits <= 2, "it has not gone to sleep between them"
+    nursery.cancel_scope.cancel()
+
+
+async def test_whoever_comes_late_is_not_waited_for_awake(nursery, pair, monkeypatch):
+    monkeypatch.setattr(readiness, "AWAKE", 0.0)
+    publisher, (ours, theirs) = Publisher(), pair()
+    ready = SocketPoll(publisher.together)
+    ready.add(ours, lambda data: None)
+    nursery.start_soon(ready.run)
+    for number in range(1, 4):
+        theirs.send(b"x")
+        await until_quiet()  # which it would never be
+        assert len(publisher.steps) == number
+    nursery.cancel_scope.cancel()

@@ -1,0 +1,113 @@
+"""What pip is told about the project is true of the project."""
+
+from __future__ import annotations
+
+import configparser
+import importlib.metadata
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import trio
+
+from qb.core.wire.version import __version__
+from tests.support.brokers import ROOT as PROJECT
+
+SETUP = configparser.ConfigParser()
+SETUP.read(PROJECT / "setup.cfg")
+ROOMS = ("cli", "clients", "core", "doors", "pyspark_qb", "storage")
+BOUNDED = {"hypercorn>=0.18,<0.19"}  # we use classes of it that are not documented
+REQUIREMENTS = {
+    "install": SETUP["options"]["install_requires"].split(),
+    **{extra: listed.split() for extra, listed in SETUP["options.extras_require"].items()},
+}
+
+
+@pytest.mark.parametrize("extra", REQUIREMENTS)
+def test_every_requirement_has_a_lower_bound(extra: str) -> None:
+    assert REQUIREMENTS[extra]
+    assert [each for each in REQUIREMENTS[extra] if not re.fullmatch(r"[\w.\[\]-]+>=[\d.]+", each)] == sorted(
+        BOUNDED & {*REQUIREMENTS[extra]}
+    )
+
+
+def test_spark_is_only_an_extra() -> None:
+    with_spark = {extra for extra, listed in REQUIREMENTS.items() if any("spark" in each for each in listed)}
+    assert with_spark == {"spark", "spark-pipelines"}
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from the sdist as an index would get it."""
+    directory = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", directory, PROJECT]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert built.returncode == 0, built.stderr
+    (found,) = directory.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="session")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The python of an environment that has the wheel, and what it needs from the environment of the tests."""
+    home = tmp_path_factory.mktemp("installed")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home / "venv"], check=True)
+    (site,) = (home / "venv" / "lib").glob("python*/site-packages")
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, wheel]
+    subprocess.run(command, check=True, capture_output=True)
+    dependencies = Path(trio.__file__).parent.parent  # behind the wheel; what is editable there is not seen
+    (site / "zz_dependencies.pth").write_text(f"{dependencies}\n")
+    return home / "venv" / "bin" / "python"
+
+
+@pytest.mark.timeout(180)
+def test_the_wheel_holds_exactly_qb_and_pyspark_qb_with_their_types(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"qb", "pyspark_qb"}
+    assert {"qb/py.typed", "pyspark_qb/py.typed", "qb/doors/http/page/index.html", "qb/core/wire/frames.py"} <= set(
+        names
+    )
+    sources = {path.relative_to(PROJECT / room) for room in ROOMS for path in (PROJECT / room).rglob("*.py")}
+    assert len([name for name in names if name.endswith(".py")]) >= len(sources)
+
+
+@pytest.mark.timeout(180)
+def test_a_program_beside_packages_of_the_same_names_uses_the_installed_client(installed: Path, tmp_path: Path) -> None:
+    for room in ("core", "storage", "cli", "clients"):
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").write_text("raise SystemExit('the program has this package')")
+    for module in ("client", "server"):
+        (tmp_path / f"{module}.py").write_text("raise SystemExit('the program has this module')")
+    program = (
+        "import qb.server, qb.cli.main; from qb import AsyncBrokerClient, BrokerClient, Consumer; print(qb.__file__)"
+    )
+    shown = subprocess.run([installed, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert shown.stdout.strip().startswith(str(installed.parent.parent)), shown.stderr
+
+
+@pytest.mark.timeout(180)
+def test_an_installed_client_has_types(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "from qb import AsyncBrokerClient, BrokerClient, Receipt, UnknownTopic\n"
+        "with BrokerClient() as broker:\n"
+        "    offset: str = broker.publish('t', b'x').offset\n"
+        "client: AsyncBrokerClient = BrokerClient()\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", tmp_path / "cache"]
+    command += ["--python-executable", installed, "program.py"]
+    checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    lines = [line for line in checked.stdout.splitlines() if "error:" in line]
+    assert [line.partition(" error: ")[0] for line in lines] == ["program.py:3:", "program.py:4:"], checked.stdout
+    assert 'has type "int"' in lines[0]
+
+
+def test_the_installed_project_has_this_version_and_both_commands() -> None:
+    installed = importlib.metadata.distribution("qb-broker")
+    assert installed.version == __version__
+    commands = {each.name: each for each in installed.entry_points if each.group == "console_scripts"}
+    assert {"qb", "qb-server"} == set(commands)
+    assert all(callable(command.load()) for command in commands.values())

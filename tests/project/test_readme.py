@@ -1,0 +1,118 @@
+"""The README's commands do what they say when they are pasted, and what it names is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.brokers import ROOT as PROJECT
+
+README = (PROJECT / "README.md").read_text()
+SERVE, PUBLISH, FOR_TRANSACTION, *_, TEST = re.findall(r"^```sh\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+PYTHON, CONSUMER, TRANSACTION, *_ = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A directory with the `.venv` that the README's first command makes: the one that runs these tests."""
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    assert (tmp_path / ".venv/bin/qb-server").exists(), "the tests run in an environment that has QB installed"
+    return tmp_path
+
+
+def environment(home: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("QB_")}
+    return kept | {"QB_SERVER_PORT": "0", "QB_JSON_PORT": "0", "QB_HTTP_PORT": "0", "QB_DATA_DIR": str(home / "data")}
+
+
+@pytest.fixture
+def port(home: Path) -> Iterator[int]:
+    """The port of a broker started by the last part of the README's first command."""
+    command = SERVE.strip().split(" && ")[-1]
+    with subprocess.Popen(
+        command.split(), cwd=home, env=environment(home), stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            found = re.search(r"listens on \S+:(\d+)", server.stdout.readline())
+            assert found
+            yield int(found[1])
+            server.terminate()
+            assert server.wait(timeout=20) == 0
+        finally:
+            server.kill()
+
+
+def run(command: list[str], home: Path) -> str:
+    done = subprocess.run(command, cwd=home, env=environment(home), capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.process
+def test_the_first_screen_works_when_pasted(home: Path, port: int) -> None:
+    shell = PUBLISH.replace(".venv/bin/qb ", f".venv/bin/qb --port {port} ")
+    shown = run(["bash", "-euo", "pipefail", "-c", shell], home)
+    assert '{"id": 1, "item": "tea"}\none\ntwo\nthree\n' in shown, "the messages were pushed"
+    python = PYTHON.replace("BrokerClient()", f"BrokerClient(port={port})")
+    receipt, *pushed = run([".venv/bin/python", "-c", python], home).splitlines()
+    assert receipt == "0 4 fsynced"
+    assert pushed[0] == '0 customer-7 {"id": 1, "item": "tea"} 1'
+    assert [line.split()[0] for line in pushed] == [str(offset) for offset in range(8)]
+    consumer = CONSUMER.replace('["orders"])', f'["orders"], port={port})')
+    assert "b'tea'" in run([".venv/bin/python", "-c", consumer], home)
+
+
+@pytest.mark.process
+def test_the_transaction_works_when_pasted(home: Path, port: int) -> None:
+    qb = [".venv/bin/qb", "--port", str(port)]
+    run(["bash", "-euc", FOR_TRANSACTION.replace(".venv/bin/qb ", f".venv/bin/qb --port {port} ")], home)
+    for _ in range(2):  # the second time adds nothing
+        python = TRANSACTION.replace("BrokerClient()", f"BrokerClient(port={port})")
+        run([".venv/bin/python", "-c", python], home)
+    assert run([*qb, "fetch", "audit", "--offset", "0"], home) == "a\nb\n"
+    assert "1 committed transaction " in run([*qb, "list-transactions"], home)
+
+
+def test_no_two_sections_make_the_same_topic_so_that_all_can_be_pasted() -> None:
+    made = re.findall(r"create-topic ([\w-]+)$", README, re.MULTILINE)
+    made += re.findall(r'"createTopic","topic":"([^"]+)"', README)
+    made += re.findall(r"""--json '{"name":"([^"]+)".* http://\S+/topics$""", README, re.MULTILINE)
+    assert sorted(made) == ["audit", "events", "invoices", "orders", "visits"]
+
+
+@pytest.mark.process
+def test_print_config_shows_the_defaults_that_the_readme_gives(home: Path) -> None:
+    done = subprocess.run(
+        [".venv/bin/qb-server", "--print-config"],
+        cwd=home,
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+    )
+    for default in ("127.0.0.1", "9999", "./storage/data", "true"):
+        assert default in done.stdout
+
+
+def test_continuous_integration_installs_and_tests_as_the_readme_says() -> None:
+    script = (PROJECT / ".ci/run").read_text()
+    *install, pytest_command = TEST.strip().split(" && ")
+    assert pytest_command == ".venv/bin/python -m pytest -n 3"
+    assert [line for line in README.splitlines() if "-m pytest" in line] == [TEST.strip()]
+    assert "grep -m1 -- '-m pytest' README.md" in script
+    assert set(install) <= set(script.splitlines())
+    assert SERVE.strip().split(" && ")[:-1] == [re.sub(r"-e '\.\[.+\]'", ".", part) for part in install]
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/ARCHITECTURE.md"])
+def test_every_link_of_the_front_page_documents_leads_somewhere(document: str) -> None:
+    path = PROJECT / document
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", path.read_text()) if "://" not in link]
+    assert links
+    assert [link for link in links if not (path.parent / link).exists()] == []

@@ -1,0 +1,228 @@
+"""Small durable facts: grouped writes, compare-and-set, state that may lag."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from qb.core.wire.errors import DiskFull, Internal, ShuttingDown
+from qb.storage.engine import MetadataEntry, VersionConflict
+from qb.storage.metadata_store import MetadataStore
+from tests.support.stores import until
+
+
+@asynccontextmanager
+async def opened(directory: Path) -> AsyncIterator[MetadataStore]:
+    metadata = MetadataStore(directory / "metadata.sqlite3")
+    metadata.start()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(metadata.write_forever)
+            yield metadata
+            nursery.cancel_scope.cancel()
+        await metadata.finish()
+    finally:
+        metadata.stop(5.0)
+        metadata.close()
+
+
+class Slow:
+    """Counts transactions, and holds the first until told to go on."""
+
+    def __init__(self, metadata: MetadataStore, patch: pytest.MonkeyPatch) -> None:
+        self.sizes: list[int] = []
+        self.reached, self.go = threading.Event(), threading.Event()
+        self._real: Callable[..., Any] = metadata.write_now
+        patch.setattr(metadata, "write_now", self._write)
+
+    def _write(self, writes: list[Any]) -> Any:
+        self.sizes.append(len(writes))
+        self.reached.set()
+        assert self.go.wait(20)
+        return self._real(writes)
+
+
+async def test_what_was_put_is_there_after_a_restart(tmp_path: Path) -> None:
+    async with opened(tmp_path) as metadata:
+        assert metadata.get("topic/a") is None
+        assert await metadata.put("topic/a", {"partitions": 3, "name": "ä"}) == 1
+        assert await metadata.put("topic/a", {"partitions": 4}) == 2
+        assert await metadata.put("topic/b", [1, None, "x"]) == 1
+        assert await metadata.put("other", 1.5) == 1
+        assert metadata.get("topic/a") == MetadataEntry({"partitions": 4}, 2)
+    async with opened(tmp_path) as metadata:
+        assert metadata.get("topic/a") == MetadataEntry({"partitions": 4}, 2)
+        assert list(metadata.under("topic/").items()) == [
+            ("topic/a", MetadataEntry({"partitions": 4}, 2)),
+            ("topic/b", MetadataEntry([1, None, "x"], 1)),
+        ]
+
+
+async def test_a_stored_value_does_not_follow_the_object_it_came_from(tmp_path: Path) -> None:
+    async with opened(tmp_path) as metadata:
+        value = {"a": [1]}
+        await metadata.put("k", value)
+        value["a"].append(2)
+        assert metadata.get("k") == MetadataEntry({"a": [1]}, 1)
+
+
+async def test_compare_and_set_replaces_only_the_version_it_names(tmp_path: Path) -> None:
+    async with opened(tmp_path) as metadata:
+        assert await metadata.put("k", "first", expected=0) == 1
+        with pytest.raises(VersionConflict):
+            await metadata.put("k", "absent?", expected=0)
+        assert await metadata.put("k", "second", expected=1) == 2
+        with pytest.raises(VersionConflict):
+            await metadata.put("k", "late", expected=1)
+        assert metadata.get("k") == MetadataEntry("second", 2)
+
+
+async def test_of_many_who_compare_and_set_at_once_one_wins(tmp_path: Path) -> None:
+    async with opened(tmp_path) as metadata:
+        won: list[int] = []
+
+        async def attempt(number: int) -> None:
+            try:
+                await metadata.put("leader", number, expected=0)
+                won.append(number)
+            except VersionConflict:
+                pass
+
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(attempt, number)
+        assert metadata.get("leader") == MetadataEntry(won[0], 1)
+        assert len(won) == 1
+
+
+async def test_writes_that_arrive_during_a_transaction_share_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as metadata:
+        slow = Slow(metadata, monkeypatch)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(metadata.put, "first", 0)
+            await trio.to_thread.run_sync(slow.reached.wait, 10)
+            for number in range(30):
+                nursery.start_soon(metadata.put, f"k{number}", number)
+            await trio.testing.wait_all_tasks_blocked()
+            assert metadata.get("first") is None  # not before it is durable
+            slow.go.set()
+        assert slow.sizes == [1, 30]
+        assert len(metadata.under("k")) == 30
+
+
+async def test_delete_removes_all_or_nothing_and_does_not_mind_what_is_absent(tmp_path: Path) -> None:
+    async with opened(tmp_path) as metadata:
+        for key in "abc":
+            await metadata.put(key, key)
+        await metadata.delete("a", "b", "never there")
+        await metadata.delete()
+        assert list(metadata.under("")) == ["c"]
+        assert await metadata.put("a", "again", expected=0) == 1
+
+
+async def test_state_that_may_lag_is_coalesced_and_durable_after_a_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as metadata:
+        slow = Slow(metadata, monkeypatch)
+        slow.go.set()
+        for number in range(1000):
+            metadata.put_soon("cursor", number)
+        metadata.put_soon("gone", 1)
+        metadata.put_soon("gone", None)
+        await metadata.flush()
+        assert metadata.get("cursor") == MetadataEntry(999, 1)
+        assert metadata.get("gone") is None
+        assert slow.sizes == [3]  # cursor, gone and the flush itself
+
+
+async def test_state_that_may_lag_is_written_without_anybody_waiting(tmp_path: Path) -> None:
+    async with opened(tmp_path) as metadata:
+        metadata.put_soon("cursor", 1)
+        await until(lambda: metadata.get("cursor") is not None)
+        metadata.put_soon("cursor", 2)
+    async with opened(tmp_path) as metadata:
+        assert metadata.get("cursor") == MetadataEntry(2, 2)
+
+
+async def test_writes_of_one_key_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(tmp_path) as metadata:
+        metadata.put_soon("k", "old")
+        await metadata.delete("k")
+        assert metadata.get("k") is None
+        metadata.put_soon("k", 1)
+        await metadata.put("k", 2)
+        metadata.put_soon("k", 3)
+        await metadata.flush()
+        assert metadata.get("k") == MetadataEntry(3, 3)
+
+
+@pytest.mark.parametrize(("code", "kind"), [(sqlite3.SQLITE_FULL, DiskFull), (sqlite3.SQLITE_IOERR, Internal)])
+async def test_a_transaction_that_fails_changes_nothing_and_lagging_state_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception]
+) -> None:
+    async with opened(tmp_path) as metadata:
+        real = metadata._apply
+
+        def failing(write: Any, changes: Any) -> None:
+            real(write, changes)
+            error = sqlite3.OperationalError("the disk says no")
+            error.sqlite_errorcode = code
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(metadata, "_apply", failing)
+            metadata.put_soon("lags", 1)
+            with pytest.raises(kind, match="the disk says no"):
+                await metadata.put("k", 1)
+        assert metadata.get("k") is None
+        assert await metadata.put("k", 2, expected=0) == 1
+        assert metadata.get("lags") == MetadataEntry(1, 1)
+
+
+async def test_after_the_end_writes_are_refused(tmp_path: Path) -> None:
+    async with opened(tmp_path) as metadata:
+        pass
+    with pytest.raises(ShuttingDown):
+        await metadata.put("k", 1)
+    told: list[Any] = []
+    metadata.put_then({"k": 1}, told.append)
+    assert [type(error) for error in told] == [ShuttingDown]
+
+
+async def test_who_does_not_wait_is_told_when_it_is_durable_or_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as metadata:
+        told: list[Any] = []
+
+        def done(error: Any) -> None:
+            told.append((error, metadata.get("a"), metadata.get("b")))
+            if len(told) == 1:
+                metadata.put_then({"a": 3}, done)
+
+        metadata.put_soon("a", 0)
+        metadata.put_then({"a": 1, "b": 2}, done)
+        assert not told, "it does not block"
+        await until(lambda: len(told) == 2)
+        assert told == [
+            (None, MetadataEntry(1, 2), MetadataEntry(2, 1)),
+            (None, MetadataEntry(3, 3), MetadataEntry(2, 1)),
+        ]
+        with monkeypatch.context() as patch:
+            patch.setattr(metadata, "_apply", lambda write, changes: 1 / 0)
+            metadata.put_then({"a": 4}, done)
+            await until(lambda: len(told) == 3)
+        error, kept, _ = told[-1]
+        assert isinstance(error, Internal)
+        assert kept == MetadataEntry(3, 3)

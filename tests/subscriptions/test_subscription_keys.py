@@ -1,0 +1,159 @@
+"""key_shared: all messages of one key to one subscriber, in order, and no key waits for another."""
+
+from __future__ import annotations
+
+import pytest
+
+from qb.core.wire.errors import BadRequest
+from tests.support.subscription_tools import Bench
+
+
+def keyed(keys: str, *joining: str, **options: object) -> Bench:
+    return Bench(0, *joining, keys=keys, mode="key_shared", **options)
+
+
+def test_one_key_goes_to_one_subscriber_in_order() -> None:
+    bench = keyed("abcabcabc", "x", "y")
+    got = bench.deliver()
+    assert sorted(got["x"] + got["y"]) == list(range(9))
+    for key in range(3):
+        owners = {name for name, offset in bench.order if offset % 3 == key}
+        offsets = [offset for _, offset in bench.order if offset % 3 == key]
+        assert len(owners) == 1
+        assert offsets == sorted(offsets)
+
+
+def test_messages_without_a_key_go_in_turn() -> None:
+    bench = keyed("....", "x", "y")
+    assert bench.deliver() == {"x": [0, 2], "y": [1, 3]}
+
+
+def test_a_full_window_stalls_its_own_keys_only() -> None:
+    bench = keyed("aaaabb", max_in_flight=2)
+    bench.subscription.join("x")
+    bench.deliver()
+    bench.subscription.join("y")
+    assert bench.deliver() == {"y": [4, 5]}
+    assert bench.deliver() == {}
+    assert "key 'a' belongs to x" in bench.explain(2)
+
+
+def test_a_new_subscriber_does_not_take_a_key_that_is_in_flight() -> None:
+    bench = keyed("ab" + "aabb", "x")
+    assert bench.deliver(at_most=2) == {"x": [0, 1]}
+    bench.subscription.join("y")
+    assert bench.deliver() == {"x": [2, 3, 4, 5]}
+
+
+def test_a_key_that_is_settled_is_free_to_go_elsewhere() -> None:
+    bench = keyed("aa", "x", "y")
+    assert bench.deliver(at_most=1) == {"x": [0]}
+    bench.ack("x", 0)
+    assert bench.deliver() == {"y": [1]}
+
+
+def test_a_failed_message_holds_back_its_key_and_no_other() -> None:
+    bench = keyed("aabab", "x")
+    assert bench.deliver(at_most=3) == {"x": [0, 1, 2]}
+    bench.nack("x", 0)
+    assert bench.deliver() == {"x": [4]}
+    assert "behind offset 0" in bench.explain(1)
+    assert bench.wait(1) == {"x": [0, 1, 3]}
+
+
+def test_later_messages_of_a_failed_one_are_taken_back_and_come_again_behind_it() -> None:
+    bench = keyed("aaa", "x")
+    bench.deliver()
+    bench.nack("x", 1)
+    assert bench.subscription.describe(bench.ends).in_flight == 1
+    assert not bench.nack("x", 2), "no longer held"
+    bench.ack("x", 0)
+    assert bench.wait(1) == {"x": [1, 2]}
+
+
+def test_a_deadline_that_passes_is_held_against_the_first_of_its_key_only() -> None:
+    bench = keyed("aabb", "x", max_deliveries=2)
+    assert bench.deliver() == {"x": [0, 1, 2, 3]}
+    bench.wait(600)  # the deadline and a backoff
+    bench.wait(10)
+    bench.ack("x", 0, 2)
+    for offset in (1, 3):
+        assert bench.nack("x", offset), "it is there, and not dead after one deadline and"
+        assert "backoff" in bench.explain(offset), "one failure of its own"
+
+
+def test_of_several_leases_that_end_together_the_first_message_of_a_key_is_to_blame_whichever_was_due_first() -> None:
+    bench = keyed("aa", "x", max_deliveries=1)
+    assert bench.deliver(at_most=1) == {"x": [0]}
+    assert bench.wait(1) == {"x": [1]}
+    bench.subscription.extend("x", 0, [range(1)], 100, bench.now)
+    bench.wait(600)
+    bench.store_dead_letters()
+    assert bench.deliver() == {"x": [1]}, "not dead, and behind nobody any more"
+
+
+def test_a_key_that_is_held_back_takes_no_room_from_another() -> None:
+    bench = keyed("abab", "x", max_in_flight=2)
+    assert bench.deliver() == {"x": [0, 1]}
+    bench.subscription.join("y")
+    assert bench.deliver() == {}, "both keys belong to x, which has no room"
+    bench.nack("x", 0, delay=100)
+    assert bench.deliver() == {"x": [3]}
+    assert "behind offset 0" in bench.explain(2)
+
+
+def test_a_dead_letter_frees_its_key_when_it_is_durable() -> None:
+    bench = keyed("aa", "x", max_deliveries=1)
+    bench.deliver()
+    bench.nack("x", 0)
+    assert bench.deliver() == {}
+    bench.store_dead_letters()
+    assert bench.deliver() == {"x": [1]}
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_the_keys_of_who_goes_move_on_in_order(dies: bool) -> None:
+    bench = keyed("abab", "x", "y")
+    bench.deliver()
+    bench.order.clear()
+    if dies:
+        bench.die("x")
+    else:
+        bench.subscription.leave("x")
+    assert bench.deliver() == {"y": [0, 2]}
+
+
+def test_a_lonely_message_holds_back_its_key_until_it_is_settled() -> None:
+    bench = keyed("aab", "x")
+    bench.deliver()
+    bench.subscription.started("x", 0, 0)
+    bench.die("x")
+    bench.subscription.join("y")
+    bench.subscription.join("z")
+    assert bench.deliver() == {"y": [2]}
+    assert bench.wait(1) == {"z": [0]}
+    bench.ack("z", 0)
+    assert bench.deliver() == {"z": [1]}
+
+
+def test_keys_and_counts_survive_a_restart() -> None:
+    bench = keyed("aab", "x")
+    bench.deliver()
+    bench.nack("x", 0)
+    bench.restart("y")
+    assert bench.deliver() == {"y": [2]}
+    assert bench.wait(1) == {"y": [0, 1]}
+    assert bench.attempts[0, 0] == 2
+
+
+def test_a_fork_keeps_the_keys() -> None:
+    bench = keyed("aa", "x")
+    bench.deliver()
+    forked = bench.subscription.snapshot().forked()
+    assert [run.key for run in forked.partitions[0].open] == ["a"]
+
+
+def test_it_is_offered_keys_and_nothing_else() -> None:
+    bench = keyed("a", "x")
+    with pytest.raises(BadRequest, match="keys"):
+        bench.subscription.offer(0, 0, 1)

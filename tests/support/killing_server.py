@@ -1,0 +1,110 @@
+"""`python killing_server.py STEP ...`: the real server, which kills itself with -9 at a named step of a commit."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import qb.core.transactions.stage_copy
+from qb import server
+from qb.core.transactions.stage_copy import StageCopy
+from qb.core.transactions.transaction_commits import TransactionCommits
+from qb.storage.log.partition_log import LocalLog
+from qb.storage.metadata_store import MetadataStore
+from qb.storage.stages.stage_file import StageFile
+from qb.storage.stages.stage_store import LocalStage
+
+qb.core.transactions.stage_copy.RUN_BYTES = 2_000  # so that a partition's share is several runs
+
+When = Callable[..., Any]
+
+
+def always(*_: Any, **__: Any) -> bool:
+    return True
+
+
+def is_decision(_: Any, key: str, *__: Any, **___: Any) -> bool:
+    return key.startswith("transaction/")
+
+
+def some_are_decided(committing: TransactionCommits) -> bool:
+    return bool(committing._decisions)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before(owner: type, name: str, when: When = always) -> Callable[[], None]:
+    """Die when a method is called."""
+    return lambda: _patch(owner, name, when, 1, first=True)
+
+
+def after(owner: type, name: str, when: When = always, count: int = 1) -> Callable[[], None]:
+    """Die when a method has returned for the count-th time."""
+    return lambda: _patch(owner, name, when, count, first=False)
+
+
+def _patch(owner: type, name: str, when: When, count: int, *, first: bool) -> None:
+    real = getattr(owner, name)
+    left = [count]
+
+    def is_due(*arguments: Any, **keywords: Any) -> bool:
+        left[0] -= bool(when(*arguments, **keywords))
+        return left[0] == 0 and bool(when(*arguments, **keywords))
+
+    @functools.wraps(real)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        due = is_due(*arguments, **keywords)
+        if due and first:
+            die()
+        answer = real(*arguments, **keywords)
+        if due:
+            die()
+        return answer
+
+    @functools.wraps(real)
+    async def call_async(*arguments: Any, **keywords: Any) -> Any:
+        due = is_due(*arguments, **keywords)
+        if due and first:
+            die()
+        answer = await real(*arguments, **keywords)
+        if due:
+            die()
+        return answer
+
+    setattr(owner, name, call_async if inspect.iscoroutinefunction(real) else call)
+
+
+# Steps before the decision is durable, and steps after it, in the order of a commit.
+UNDECIDED = {
+    "a frame is staged and not answered": before(LocalStage, "_take_in"),
+    "the commit has been asked for": before(TransactionCommits, "_carry_out"),
+    "all is checked": before(TransactionCommits, "_write_down"),
+    "the logs are held": after(StageCopy, "hold"),
+}
+DECIDED = {
+    "the line is durable": after(MetadataStore, "put", is_decision),
+    "the copy begins": before(StageCopy, "copy"),
+    "a run is given to a log": after(StageCopy, "_append"),
+    "all runs are on their way": after(StageCopy, "_append", count=16),
+    "a run is durable": after(StageCopy, "_appended"),
+    "half of it is durable": after(StageCopy, "_appended", count=8),
+    "all but one run are durable": after(StageCopy, "_appended", count=15),
+    "all of it is durable": after(StageCopy, "copy"),
+    "the receipt is durable": after(MetadataStore, "put", is_decision, count=2),
+    "one log shows it": after(LocalLog, "release"),
+    "all logs show it": after(StageCopy, "release"),
+    "it is answered": before(TransactionCommits, "_clear", some_are_decided),
+    "a stage is deleted": after(StageFile, "delete"),
+    "the stages are deleted": after(TransactionCommits, "_clear", some_are_decided),
+}
+
+if __name__ == "__main__":
+    (UNDECIDED | DECIDED)[sys.argv[1]]()
+    sys.exit(server.main([]))

@@ -1,0 +1,155 @@
+"""What the storage tests share: a clock to turn, engines that run, messages in and bodies out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from qb.core.settings import StorageSettings
+from qb.core.wire.errors import BrokerError
+from qb.core.wire.frames import MessageType, decode_frame, encode_frame
+from qb.storage.engine import AppendRun, PartitionLog, StoredChunk, Topic
+from qb.storage.local_engine import LocalEngine
+
+NOON = 1_700_000_000_000
+HOUR = 3_600_000
+
+
+class Clock:
+    """Milliseconds that only move when a test says so."""
+
+    def __init__(self, now: int = NOON) -> None:
+        self.now = now
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def frames(first_offset: int, bodies: Sequence[bytes]) -> list[bytes]:
+    return [encode_frame(MessageType.DATA, first_offset + i, NOON, b"topic=t\0", body) for i, body in enumerate(bodies)]
+
+
+def make_run(first_offset: int, bodies: Sequence[bytes], producer_id: int = 0, first_number: int = 0) -> AppendRun:
+    """The bodies as they come from a connection: stored frames, one after another."""
+    parts = frames(first_offset, bodies)
+    positions = [sum(map(len, parts[:i])) for i in range(len(parts))]
+    return AppendRun(b"".join(parts), positions, first_offset, producer_id, first_number)
+
+
+@asynccontextmanager
+async def running(engine: LocalEngine) -> AsyncIterator[LocalEngine]:
+    """The engine at work; at the end it has finished everything and is closed."""
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.run)
+            yield engine
+            nursery.cancel_scope.cancel()
+    finally:
+        engine.close()
+
+
+def open_engine(directory: Path, clock: Clock | None = None, **settings: Any) -> LocalEngine:
+    return LocalEngine.open(StorageSettings(data_dir=str(directory / "data"), **settings), clock or Clock())
+
+
+@asynccontextmanager
+async def opened(directory: Path, clock: Clock | None = None, **settings: Any) -> AsyncIterator[LocalEngine]:
+    """An engine on `directory`/data with topic t, running."""
+    async with running(open_engine(directory, clock, **settings)) as engine:
+        if "t" not in engine.topics():
+            await engine.create_topic(Topic(topic="t"))
+        yield engine
+
+
+class Receipt:
+    """What became of one run."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[BrokerError | None, int]] = []
+        self.came = trio.Event()
+
+    def __call__(self, *told: Any) -> None:
+        error, append_ms = told[-2:]  # of a log, also which runs
+        self.calls.append((error, append_ms))
+        self.came.set()
+
+    async def wait(self) -> int:
+        """Return the append time. Raises the refusal."""
+        await self.came.wait()
+        error, append_ms = self.calls[0]
+        if error:
+            raise error
+        return append_ms
+
+
+def give(log: PartitionLog, bodies: Sequence[bytes], producer_id: int = 0, first_number: int = 0) -> Receipt:
+    """Append a run without waiting."""
+    receipt = Receipt()
+    log.append(make_run(log.next_offset, bodies, producer_id, first_number), receipt)
+    return receipt
+
+
+async def store(log: PartitionLog, *bodies: bytes, producer_id: int = 0, first_number: int = 0) -> int:
+    """Append a run and wait for it; returns its append time."""
+    return await give(log, bodies, producer_id, first_number).wait()
+
+
+def messages(chunk: StoredChunk) -> list[tuple[int, bytes]]:
+    """Return (offset, body) of every record, checking that the chunk says what its frames say."""
+    found = []
+    for number, position in enumerate(chunk.positions):
+        frame = decode_frame(chunk.data, position)
+        assert frame.type == MessageType.DATA
+        assert frame.sequence_number == chunk.first_offset + number
+        found.append((frame.sequence_number, frame.body))
+    return found
+
+
+async def _batch_by_batch(log: PartitionLog, max_bytes: int) -> list[tuple[int, bytes]]:
+    """Return (offset, body) of the whole log, read in bulk."""
+    found: list[tuple[int, bytes]] = []
+    offset = log.first_offset
+    while offset < log.end_offset:
+        chunk = await log.read_whole(offset, max_bytes)
+        assert chunk.first_offset == offset  # since the one before ended with a batch
+        found += messages(chunk)
+        offset = chunk.next_offset
+    return found
+
+
+async def everything(log: PartitionLog, max_bytes: int = 1000) -> list[bytes]:
+    """Return the bodies of the whole log, read chunk by chunk."""
+    found: list[tuple[int, bytes]] = []
+    offset = log.first_offset
+    while offset < log.end_offset:
+        chunk = await log.read(offset, max_bytes)
+        assert chunk.first_offset == offset
+        assert chunk.positions
+        found += messages(chunk)
+        offset = chunk.next_offset
+    assert [offset for offset, _ in found] == list(range(log.first_offset, log.end_offset))
+    assert await _batch_by_batch(log, max_bytes) == found
+    return [body for _, body in found]
+
+
+def partition(directory: Path, topic: str = "t", number: int = 0) -> Path:
+    return directory / "data" / "topics" / topic / str(number)
+
+
+def logs(directory: Path) -> list[Path]:
+    """The .log files of t/0, oldest first."""
+    return sorted(partition(directory).glob("*.log"))
+
+
+def indexes(directory: Path) -> list[Path]:
+    return sorted(partition(directory).glob("*.idx"))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return when the condition holds, for what happens in the background and tells nobody."""
+    while not condition():  # noqa: ASYNC110 (there is no event; the test's time-out bounds it)
+        await trio.sleep(0.005)
