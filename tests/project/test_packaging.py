@@ -11,7 +11,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import trio
 
 from qb.core.wire.version import __version__
 from tests.support.brokers import ROOT as PROJECT
@@ -39,30 +38,6 @@ def test_spark_is_only_an_extra() -> None:
     assert with_spark == {"spark", "spark-pipelines"}
 
 
-@pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from the sdist as an index would get it."""
-    directory = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", directory, PROJECT]
-    built = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert built.returncode == 0, built.stderr
-    (found,) = directory.glob("*.whl")
-    return found
-
-
-@pytest.fixture(scope="session")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The python of an environment that has the wheel, and what it needs from the environment of the tests."""
-    home = tmp_path_factory.mktemp("installed")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home / "venv"], check=True)
-    (site,) = (home / "venv" / "lib").glob("python*/site-packages")
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, wheel]
-    subprocess.run(command, check=True, capture_output=True)
-    dependencies = Path(trio.__file__).parent.parent  # behind the wheel; what is editable there is not seen
-    (site / "zz_dependencies.pth").write_text(f"{dependencies}\n")
-    return home / "venv" / "bin" / "python"
-
-
 @pytest.mark.timeout(180)
 def test_the_wheel_holds_exactly_qb_and_pyspark_qb_with_their_types(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
@@ -76,17 +51,16 @@ def test_the_wheel_holds_exactly_qb_and_pyspark_qb_with_their_types(wheel: Path)
 
 
 @pytest.mark.timeout(180)
-def test_a_program_beside_packages_of_the_same_names_uses_the_installed_client(installed: Path, tmp_path: Path) -> None:
-    for room in ("core", "storage", "cli", "clients"):
-        (tmp_path / room).mkdir()
-        (tmp_path / room / "__init__.py").write_text("raise SystemExit('the program has this package')")
-    for module in ("client", "server"):
-        (tmp_path / f"{module}.py").write_text("raise SystemExit('the program has this module')")
+def test_the_environment_of_a_wheel_has_one_qb_and_spark_finds_its_source(installed: Path, crowded: Path) -> None:
     program = (
-        "import qb.server, qb.cli.main; from qb import AsyncBrokerClient, BrokerClient, Consumer; print(qb.__file__)"
+        "import pkgutil, qb.server, qb.cli.main; print(qb.__file__);"
+        "print([found.name for found in pkgutil.iter_modules() if found.name.startswith('pyspark_')])"
     )
-    shown = subprocess.run([installed, "-c", program], cwd=tmp_path, capture_output=True, text=True)
-    assert shown.stdout.strip().startswith(str(installed.parent.parent)), shown.stderr
+    command = [installed / "bin/python", "-c", program]
+    shown = subprocess.run(command, cwd=crowded, capture_output=True, text=True)
+    where, found = shown.stdout.splitlines()
+    assert where.startswith(str(installed)), shown.stderr
+    assert found == "['pyspark_qb']"
 
 
 @pytest.mark.timeout(180)
@@ -98,7 +72,7 @@ def test_an_installed_client_has_types(installed: Path, tmp_path: Path) -> None:
         "client: AsyncBrokerClient = BrokerClient()\n"
     )
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", tmp_path / "cache"]
-    command += ["--python-executable", installed, "program.py"]
+    command += ["--python-executable", installed / "bin/python", "program.py"]
     checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     lines = [line for line in checked.stdout.splitlines() if "error:" in line]
     assert [line.partition(" error: ")[0] for line in lines] == ["program.py:3:", "program.py:4:"], checked.stdout

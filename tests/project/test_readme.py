@@ -15,15 +15,22 @@ from tests.support.brokers import ROOT as PROJECT
 
 README = (PROJECT / "README.md").read_text()
 SERVE, PUBLISH, FOR_TRANSACTION, *_, TEST = re.findall(r"^```sh\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-PYTHON, CONSUMER, TRANSACTION, *_ = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+PYTHON, CONSUMER, TRANSACTION = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """A directory with the `.venv` that the README's first command makes: the one that runs these tests."""
-    (tmp_path / ".venv").symlink_to(sys.prefix)
-    assert (tmp_path / ".venv/bin/qb-server").exists(), "the tests run in an environment that has QB installed"
-    return tmp_path
+pytestmark = pytest.mark.timeout(180)  # the first test builds the wheel
+
+
+@pytest.fixture(params=["checkout", "wheel"])
+def home(request: pytest.FixtureRequest, crowded: Path) -> Path:
+    """A program's directory with the `.venv` that the README's first command makes.
+
+    It is the environment that runs these tests, or a fresh one with the wheel. The program has packages of its own
+    with the names of our folders.
+    """
+    (crowded / ".venv").symlink_to(sys.prefix if request.param == "checkout" else request.getfixturevalue("installed"))
+    assert (crowded / ".venv/bin/qb-server").exists(), "the tests run in an environment that has QB installed"
+    return crowded
 
 
 def environment(home: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""How `pytest -n` deals out the tests: a file to a worker, and all that use the one Spark session to the same."""
+"""How `pytest -n` deals out tests: one worker for a file, one for all that share a Spark session, one for a wheel."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ if TYPE_CHECKING:
     import pytest
 
 SPARK = "tests/spark/"
+WHEEL = "tests/project/"
 ALONE = {f"{SPARK}test_cluster.py", f"{SPARK}test_sink_kill.py"}  # they start a Spark of their own
 
 
 def share_of(nodeid: str) -> str:
     """Return the name of what a test belongs to; that is run by one worker, in order."""
     file = nodeid.partition("::")[0]
-    return SPARK if file.startswith(SPARK) and file not in ALONE else file
+    return next((folder for folder in (SPARK, WHEEL) if file.startswith(folder) and file not in ALONE), file)
 
 
 def turn_of(item: pytest.Item) -> int:
