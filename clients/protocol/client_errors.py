@@ -186,10 +186,28 @@ class UnknownStage(RequestRefused):
     wire_code = Code.UNKNOWN_STAGE
 
 
+class UnknownTransaction(RequestRefused):
+    """The broker knows no transaction of that id."""
+
+    wire_code = Code.UNKNOWN_TRANSACTION
+
+
 class TransactionUnfinished(RequestRefused):
-    """The transaction is committed, but its messages cannot be shown yet: the broker's next start does it."""
+    """The transaction is committed, but its messages cannot be shown yet: the broker tries again by itself."""
 
     wire_code = Code.TRANSACTION_UNFINISHED
+
+
+class PartitionHeld(RequestRefused):
+    """Another transaction on the same partition is unfinished; nothing was committed: commit again later."""
+
+    wire_code = Code.PARTITION_HELD
+
+
+class LimitReached(RequestRefused):
+    """The broker has as many of something as its settings allow; the text names the setting."""
+
+    wire_code = Code.LIMIT_REACHED
 
 
 class DiskFull(RequestRefused):

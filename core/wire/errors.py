@@ -34,7 +34,10 @@ class Code(StrEnum):
     PRODUCER_FENCED = "PRODUCER_FENCED"
     OUT_OF_SEQUENCE = "OUT_OF_SEQUENCE"
     UNKNOWN_STAGE = "UNKNOWN_STAGE"
+    UNKNOWN_TRANSACTION = "UNKNOWN_TRANSACTION"
     TRANSACTION_UNFINISHED = "TRANSACTION_UNFINISHED"
+    PARTITION_HELD = "PARTITION_HELD"
+    LIMIT_REACHED = "LIMIT_REACHED"
     DISK_FULL = "DISK_FULL"
     LOG_POISONED = "LOG_POISONED"
     LOG_DAMAGED = "LOG_DAMAGED"
@@ -171,8 +174,28 @@ class UnknownStage(BrokerError):
     """The stage is not open, or it does not hold what the commit says it does."""
 
 
+class UnknownTransaction(BrokerError):
+    """No transaction of that id is open, unfinished or remembered."""
+
+    def __init__(self, transaction: str) -> None:
+        super().__init__(f"there is no transaction {transaction!r}; see: qb transactions list")
+        self.transaction = transaction
+
+
 class TransactionUnfinished(BrokerError):
-    """The transaction is decided, but its messages cannot be copied now: the next start finishes it."""
+    """The transaction is decided, but its messages could not be copied yet: the broker tries again by itself."""
+
+
+class PartitionHeld(BrokerError):
+    """The partition takes no other transaction until an unfinished one is finished; nothing was committed."""
+
+
+class LimitReached(BrokerError):
+    """The broker has as many of something as its settings allow; the text names the setting."""
+
+    def __init__(self, text: str, limit: int, setting: str) -> None:
+        super().__init__(f"{text}: the limit is {limit} ({setting})")
+        self.limit, self.setting = limit, setting
 
 
 class DiskFull(BrokerError):
@@ -233,6 +256,9 @@ REPLIES: dict[type[BrokerError], Reply] = {
     ProducerFenced: Reply(Code.PRODUCER_FENCED, False, 409),
     OutOfSequence: Reply(Code.OUT_OF_SEQUENCE, True, 409),
     UnknownStage: Reply(Code.UNKNOWN_STAGE, True, 409),
+    UnknownTransaction: Reply(Code.UNKNOWN_TRANSACTION, True, 404),
+    PartitionHeld: Reply(Code.PARTITION_HELD, True, 503),
+    LimitReached: Reply(Code.LIMIT_REACHED, True, 429),
     TransactionUnfinished: Reply(Code.TRANSACTION_UNFINISHED, True, 503),
     DiskFull: Reply(Code.DISK_FULL, True, 507),
     LogPoisoned: Reply(Code.LOG_POISONED, True, 503),

@@ -18,12 +18,14 @@ from qb.clients.protocol.client_errors import (
     ConnectionLost,
     DiskFull,
     GroupInUse,
+    LimitReached,
     LogDamaged,
     LogPoisoned,
     MessageTooLarge,
     NotJoined,
     OffsetOutOfRange,
     OutOfSequence,
+    PartitionHeld,
     ProducerFenced,
     PublishFailed,
     PublishUncertain,
@@ -45,6 +47,7 @@ from qb.clients.protocol.client_errors import (
     UnknownStage,
     UnknownSubscription,
     UnknownTopic,
+    UnknownTransaction,
     UsedAfterFork,
 )
 from qb.clients.protocol.fetch_requests import Fetched
@@ -73,6 +76,7 @@ __all__ = [
     "DiskFull",
     "Fetched",
     "GroupInUse",
+    "LimitReached",
     "LogDamaged",
     "LogPoisoned",
     "Message",
@@ -81,6 +85,7 @@ __all__ = [
     "OffsetOutOfRange",
     "Offsets",
     "OutOfSequence",
+    "PartitionHeld",
     "ProducerFenced",
     "PublishFailed",
     "PublishUncertain",
@@ -108,6 +113,7 @@ __all__ = [
     "UnknownStage",
     "UnknownSubscription",
     "UnknownTopic",
+    "UnknownTransaction",
     "UsedAfterFork",
 ]
 
