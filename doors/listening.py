@@ -110,7 +110,7 @@ class Peers:
         self._broker = broker
         self._sessions: set[PeerSession] = set()
         self._faults = Faults()
-        self._readiness = SocketPoll(broker.engine.together) if AVAILABLE else None
+        self._readiness = SocketPoll(broker.engine.commit_step) if AVAILABLE else None
 
     def __len__(self) -> int:
         return len(self._sessions)

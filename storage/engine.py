@@ -45,7 +45,7 @@ class ProducerRange(NamedTuple):
     producer_id: int
     first_number: int
     first_offset: int
-    count: int  # type: ignore[assignment]  # nobody counts occurrences in a range
+    count: int  # type: ignore[assignment]  # tuple.count() is not needed here
 
 
 class StoredChunk(NamedTuple):
@@ -95,7 +95,7 @@ class LogState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Called in the event loop with runs that were given with it, one after another, and None and their append time in ms,
-# or why nothing of them was kept. What it returns is called when all who have runs in the same batch have been told: so
+# or why nothing of them was kept. What it returns is called when the whole batch has been answered:
 # all answers of a batch are made first, and sent then, which is quicker than one after the other.
 Done = Callable[[Sequence[AppendRun], BrokerError | None, int], Callable[[], None] | None]
 
@@ -138,10 +138,10 @@ class PartitionLog(Protocol):
         """
 
     def release(self) -> None:
-        """Move the visible end to the durable one, and go on moving it. Whoever watches is told by tell_watchers()."""
+        """Move the visible end to the durable one, and go on moving it. Watchers are notified by notify_watchers()."""
 
-    def tell_watchers(self) -> None:
-        """Tell whoever watches. Apart from release(): they may read at once, so all logs must be released before."""
+    def notify_watchers(self) -> None:
+        """Notify the watchers. Apart from release(): they may read at once, so all logs must be released before."""
 
     def append(self, run: AppendRun, done: Done) -> None:
         """Take a run into the batch that is gathering. Does not block; `done` tells what became of it.
@@ -202,7 +202,7 @@ class StagedMessages(NamedTuple):
 
 
 class StageLog(Protocol):
-    """Messages of one transaction that are durable, in order, and that nobody can read before they are committed.
+    """Messages of one transaction that are durable, in order, and cannot be read before they are committed.
 
     All methods belong to the event loop's thread.
     """
@@ -244,8 +244,8 @@ class StageLog(Protocol):
     def when_durable(self, done: Settled) -> None:
         """Tell when all that was taken so far is durable, or why it is not: now, if nothing is on its way."""
 
-    async def read(self, place: int, max_bytes: int) -> tuple[Sequence[StagedMessages], int]:
-        """Return messages from a place on (0 is the front), about so much, and the place behind them; none at the end.
+    async def read(self, position: int, max_bytes: int) -> tuple[Sequence[StagedMessages], int]:
+        """Return messages from a position on (0: the front), and the position behind them; none at the end.
 
         Raises LogDamaged, Internal.
         """
@@ -290,7 +290,7 @@ class CommitStep(Protocol):
 
 
 class VersionConflict(Exception):
-    """Somebody else changed the entry first."""
+    """The entry was changed by another writer first."""
 
 
 class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -317,7 +317,7 @@ class Engine(Protocol):
     def log(self, topic: str, partition: int) -> PartitionLog:
         """Return a log. Raises UnknownTopic, UnknownPartition."""
 
-    def together(self, idle: bool) -> AbstractContextManager[CommitStep]:
+    def commit_step(self, idle: bool) -> AbstractContextManager[CommitStep]:
         """Let all appends inside the block share their log's next batch. Nothing may be awaited in it.
 
         `idle`: the caller has nothing else to do, so that a short batch may be made durable at the end of the block.
@@ -342,7 +342,7 @@ class Engine(Protocol):
         """Forget these durably and free their space; absent ones are no error. Appends under way are refused."""
 
     async def free_bytes(self) -> int:
-        """Return how much can still be stored, as far as anybody can tell."""
+        """Return how much can still be stored, as far as the system can tell."""
 
     async def run(self) -> None:
         """Write, sync, drop and prove until cancelled; when cancelled, first finish what append() was given."""

@@ -59,7 +59,7 @@ class Faults:
 
     @contextmanager
     def contained(self, what: str) -> Iterator[None]:
-        """What is raised inside ends this block and is noted for this thing; whoever calls tries it again later."""
+        """What is raised inside ends this block and is noted for this thing; the caller tries it again later."""
         try:
             yield
         except Exception as error:

@@ -193,7 +193,7 @@ class OpenFiles:
         return _Use(self, path, create, if_open)
 
     def forget(self, *paths: str) -> None:
-        """Close these, each as soon as nobody uses it."""
+        """Close these, each as soon as it is not in use."""
         with self._lock:
             for path in paths:
                 entry = self._open.pop(path, None)

@@ -77,8 +77,8 @@ class LocalEngine:
     def __init__(self, settings: EngineSettings, clock: Callable[[], int], lock: int) -> None:
         """Use open()."""
         data_dir = Path(settings.data_dir)
-        self._facts = MetadataStore(data_dir / "metadata.sqlite3")
-        self.metadata: Metadata = self._facts
+        self._metadata = MetadataStore(data_dir / "metadata.sqlite3")
+        self.metadata: Metadata = self._metadata
         self.durability = "fsynced" if settings.fsync_on_write else "written"
         self._settings = settings
         self._lock = lock
@@ -87,9 +87,9 @@ class LocalEngine:
         self._writers = WriterThreads("writer", WRITERS)
         memory, reads = RecentMemory(settings.tail_bytes), LastReads(settings.tail_bytes // 4)
         self.measures = Measures()
-        self._together = CommitSteps()
+        self._commit_steps = CommitSteps()
         self._shared = LogContext(
-            settings, clock, self._files, self._writers, memory, reads, self.measures, self._together, SyncPace()
+            settings, clock, self._files, self._writers, memory, reads, self.measures, self._commit_steps, SyncPace()
         )
         self._stages = LocalStages(data_dir / "staged", self._shared)
         self._kept: dict[str, OpenTopic] = {}
@@ -171,7 +171,7 @@ class LocalEngine:
         return topics
 
     def _write_now(self, values: dict[str, bytes | None]) -> None:
-        self._facts.take_in(self._facts.write_now([MetadataWrite(values)]))
+        self._metadata.take_in(self._metadata.write_now([MetadataWrite(values)]))
 
     def _clock(self) -> int:
         return self._shared.clock()
@@ -195,11 +195,11 @@ class LocalEngine:
             raise UnknownPartition(topic, partition, len(kept.logs))
         return kept.logs[partition]
 
-    def together(self, idle: bool) -> AbstractContextManager[CommitStep]:
-        return self._together(idle)
+    def commit_step(self, idle: bool) -> AbstractContextManager[CommitStep]:
+        return self._commit_steps(idle)
 
     async def create_topic(self, topic: Topic) -> Topic:
-        with trio.CancelScope(shield=True):  # a topic is made as a whole, whoever goes away meanwhile
+        with trio.CancelScope(shield=True):  # a topic is made as a whole, even if the caller is cancelled
             async with self._changing:
                 created = await self._create(topic)
         return created
@@ -309,11 +309,11 @@ class LocalEngine:
     async def run(self) -> None:
         settings = self._settings
         self._writers.start()
-        self._facts.start()
+        self._metadata.start()
         try:
             async with trio.open_nursery() as keepers:
                 keepers.start_soon(keep_running, "writers", self._writers.deliver_forever)
-                keepers.start_soon(keep_running, "metadata", self._facts.write_forever)
+                keepers.start_soon(keep_running, "metadata", self._metadata.write_forever)
                 keepers.start_soon(background.prove, self._logs)
                 limits = settings.retention_hours, settings.retention_bytes, settings.retention_interval
                 drop = partial(background.drop_forever, self._logs, self._shared.clock, *limits)
@@ -327,7 +327,7 @@ class LocalEngine:
         with trio.move_on_after(FINISH_WITHIN):
             while self._writers.busy:
                 await self._writers.deliver()
-            await self._facts.finish()
+            await self._metadata.finish()
         for _, log in self._logs():
             log.abandon(ShuttingDown("the broker is about to exit"))
         self._stages.abandon(ShuttingDown("the broker is about to exit"))
@@ -337,7 +337,7 @@ class LocalEngine:
         for _, log in self._logs():
             log.tidy()
         self._writers.stop(patience=1.0)
-        self._facts.stop(patience=1.0)
+        self._metadata.stop(patience=1.0)
 
     def _logs(self) -> Iterator[tuple[Topic, LocalLog]]:
         for kept in list(self._kept.values()):
@@ -347,7 +347,7 @@ class LocalEngine:
     def close(self) -> None:
         self._files.close()
         self._writers.close()
-        self._facts.close()
+        self._metadata.close()
         os.close(self._lock)
 
 

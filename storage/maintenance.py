@@ -1,4 +1,4 @@
-"""What an engine does when nobody asks: drop old segments, prove closed ones."""
+"""Background work of an engine: drop old segments, prove closed ones."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def prove(logs: Logs) -> None:
     faults = Faults()
     for _, log in list(logs()):
         with faults.contained(f"proving of {log.topic}/{log.partition}"), suppress(LogDamaged):
-            # Damage was told when it was found, and nothing else of the topic is served now.
+            # Damage was reported when it was found, and nothing else of the topic is served now.
             for segment in log.closed_segments:
                 await _prove_segment(log, segment)
 

@@ -1,4 +1,4 @@
-"""What is counted while messages are stored: plain numbers, read by whoever wants to show them."""
+"""What is counted while messages are stored: plain numbers, for metrics and status pages to read."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ class MetadataWrite(msgspec.Struct, eq=False):
 
     values: dict[str, bytes | None]
     expected: int | None = None  # the version that the only entry must have
-    lags: bool = False  # nobody waits for it: a newer value may take its place, and a failure is tried again
+    lags: bool = False  # no caller waits for it: a newer value may replace it, and a failure is tried again
     event: trio.Event | None = None
-    done: Callable[[BrokerError | None], None] | None = None  # told what became of it, in the event loop
+    done: Callable[[BrokerError | None], None] | None = None  # called with the outcome, in the event loop
     outcome: int | BaseException | None = None  # the new version of the last entry
 
 
@@ -136,7 +136,7 @@ class MetadataStore:
                 try:
                     write.done(write.outcome if isinstance(write.outcome, BrokerError) else None)
                 except Exception:
-                    logger.exception("the end of a write could not be told")
+                    logger.exception("the callback of a metadata write failed")
 
     def _try_again(self, writes: Sequence[MetadataWrite], error: BaseException) -> None:
         logger.error("metadata could not be written: %s", error)
@@ -215,7 +215,7 @@ class MetadataStore:
             await self._writer.deliver()
 
     def stop(self, patience: float) -> None:
-        """End the writer thread; whoever still waits is told."""
+        """End the writer thread; callers that still wait are answered."""
         self._writer.stop(patience)
         for write in self._pending:
             write.outcome = ShuttingDown("the broker is about to exit")
@@ -231,7 +231,7 @@ class MetadataStore:
 
 
 def as_refusal(error: BaseException) -> BrokerError:
-    """Return what the caller is told about a transaction that failed."""
+    """Return the refusal that a caller gets for a transaction that failed."""
     full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
     kind: Callable[[str], BrokerError] = DiskFull if full else Internal
     return kind(f"metadata could not be written: {error}")

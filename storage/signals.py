@@ -1,4 +1,4 @@
-"""Waking whoever waits, at no cost while nobody does."""
+"""A reusable wake-up signal; free when there are no waiters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-# What somebody who cannot wait asks of somebody who can, before he is called again.
+# An awaitable that the caller must await before calling again.
 Wait = Callable[[], Awaitable[None]]
 
 
@@ -19,7 +19,7 @@ class Signal:
         self._event: trio.Event | None = None
 
     def set(self) -> None:
-        """Wake everybody who waits now."""
+        """Wake all that wait now."""
         if self._event is not None:
             self._event.set()
             self._event = None

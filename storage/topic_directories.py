@@ -74,7 +74,7 @@ class TopicDirectories:
             sync_directory(self._root)
         except OSError:
             if path is not draft:
-                path.rename(draft)  # it has its name, but nobody can say whether for good
+                path.rename(draft)  # it has its name, but whether durably is unknown
             shutil.rmtree(draft, ignore_errors=True)
             raise
 
@@ -84,8 +84,8 @@ class TopicDirectories:
         draft = self._root / f"{CREATING}{_directory_name(topic)}-{secrets.token_hex(4)}"
         try:
             _fill(files, draft, len(missing), created_ms)
-            for place, number in enumerate(missing):
-                (draft / str(place)).rename(self.partition(topic, number))
+            for drafted, number in enumerate(missing):
+                (draft / str(drafted)).rename(self.partition(topic, number))
             sync_directory(self._path(topic))
         finally:
             shutil.rmtree(draft, ignore_errors=True)

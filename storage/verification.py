@@ -98,7 +98,7 @@ def _read_topics(database: Path) -> dict[str, int]:
 
 
 def _prove_stage(report: VerifyReport, path: Path) -> None:
-    """Prove every seal of a stage, whose messages nobody can read before they are committed."""
+    """Prove every seal of a stage, whose messages cannot be read before they are committed."""
     fd = os.open(path, os.O_RDONLY)
     try:
         size = os.fstat(fd).st_size

@@ -103,7 +103,7 @@ class StageCopy:
         for destination in self._destinations.values():
             destination.log.release()
         for destination in self._destinations.values():
-            destination.log.tell_watchers()
+            destination.log.notify_watchers()
 
     def resume(self) -> None:
         """Hold the logs of a copy that was begun before the start, and look how far it has come."""

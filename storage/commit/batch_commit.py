@@ -36,7 +36,7 @@ class FailedBatch(NamedTuple):
 
 
 class CommitQueue:
-    """Commits that follow each other without asking anybody: when one fails, those behind it must not be written."""
+    """Commits that a thread carries out one after another: when one fails, those behind it must not be written."""
 
     __slots__ = ("failure",)
 
@@ -45,7 +45,7 @@ class CommitQueue:
 
 
 class BatchCommit(NamedTuple):
-    """What a log hands to a writer thread. Only commits of the same row write that log meanwhile, in their order."""
+    """What a log hands to a writer thread. Only commits of the same queue write that log meanwhile, in their order."""
 
     name: str  # topic/partition, for people
     files: OpenFiles
@@ -53,9 +53,9 @@ class BatchCommit(NamedTuple):
     position: int  # where in the segment it goes
     batch: StoredBatch
     ranges: Sequence[ProducerRange]
-    row: CommitQueue
+    queue: CommitQueue
     sync: bool
-    remembered: Sequence[ProducerRange] | None  # start a new segment with these; None: go on with this one
+    new_segment_ranges: Sequence[ProducerRange] | None  # start a new segment with these; None: go on with this one
 
     @property
     def end(self) -> int:
@@ -63,32 +63,37 @@ class BatchCommit(NamedTuple):
         return self.position + self.batch.size
 
     @property
+    def starts_segment(self) -> bool:
+        """Does a new segment begin with it?"""
+        return self.new_segment_ranges is not None
+
+    @property
     def is_short(self) -> bool:
         """Is it one small write and its sync?"""
-        return self.remembered is None and self.batch.size <= SHORT
+        return not self.starts_segment and self.batch.size <= SHORT
 
     def carry_out(self) -> CommittedBatch | FailedBatch:
-        """Write and sync the batch, unless one before it in its row has failed. Blocks; never raises OSError."""
-        if self.row.failure:
-            return self.row.failure
+        """Write and sync the batch, unless one before it in its queue has failed. Blocks; never raises OSError."""
+        if self.queue.failure:
+            return self.queue.failure
         try:
-            result = self._write_to(self.segment, self.position) if self.remembered is None else self._write_to_new()
+            result = self._write_to_new() if self.starts_segment else self._write_to(self.segment, self.position)
         except BaseException as error:
-            self.row.failure = fault(self.name, error)
+            self.queue.failure = fault(self.name, error)
             raise
         if isinstance(result, FailedBatch):
-            self.row.failure = result
+            self.queue.failure = result
         return result
 
     def _write_to_new(self) -> CommittedBatch | FailedBatch:
-        assert self.remembered is not None
+        assert self.new_segment_ranges is not None
         try:
-            segment = self._follow(self.remembered)
+            segment = self._follow(self.new_segment_ranges)
         except OSError as error:
             return self._failed(error)
         return self._write_to(segment, segment.size)._replace(segment=segment)
 
-    def _follow(self, remembered: Sequence[ProducerRange]) -> Segment:
+    def _follow(self, ranges: Sequence[ProducerRange]) -> Segment:
         """Close the segment and return the one that follows. Raises OSError, and then has changed nothing."""
         self.segment.trim(self.position)
         if not self.sync:
@@ -96,7 +101,7 @@ class BatchCommit(NamedTuple):
         self.segment.index.sync()
         first_offset, append_ms = self.batch.first_offset, self.batch.append_ms
         try:
-            return Segment.create(self.files, self.segment.directory, first_offset, append_ms, remembered)
+            return Segment.create(self.files, self.segment.directory, first_offset, append_ms, ranges)
         except OSError:
             self._remove(Segment(self.files, self.segment.directory, first_offset))
             raise
@@ -133,7 +138,7 @@ class BatchCommit(NamedTuple):
 
 
 def fault(name: str, error: BaseException) -> FailedBatch:
-    """Return what becomes of a log by a fault of ours: nobody knows what is on the disk, so nothing more is written."""
+    """Return the outcome of a fault of ours: what is on the disk is unknown, so nothing more is written."""
     return FailedBatch(LogPoisoned(f"{name} failed: {error!r}"), poisoned=True)
 
 

@@ -6,14 +6,14 @@ from typing import Protocol
 
 
 class Committer(Protocol):
-    """Whoever has gathered something."""
+    """A log that has gathered runs for a batch."""
 
     def commit(self, *, alone: bool) -> bool:
-        """Begin to make durable what has gathered; `alone`: nobody minds if that takes place at once. True: it did."""
+        """Begin to make durable what has gathered; `alone`: committing synchronously is acceptable. True: it did."""
 
 
 class CommitSteps:
-    """One step of the event loop, if it was announced: `with together(idle): ...`; nothing may be awaited in it."""
+    """One step of the event loop, if it was announced: `with commit_step(idle): ...`; nothing may be awaited in it."""
 
     def __init__(self) -> None:
         self._open = self._idle = False

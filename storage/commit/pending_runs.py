@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class WaitingRun(NamedTuple):
-    """A run whose publisher has not been told anything yet."""
+    """A run whose publisher has not been answered yet."""
 
     run: AppendRun
     done: Done
@@ -27,7 +27,7 @@ class PendingRuns:
     """The runs of one log that go into its next batch, in order."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit  # bytes; reaching it stops nobody, but has_room tells publishers to wait
+        self._limit = limit  # bytes; reaching it refuses nothing, but has_room tells publishers to wait
         self._waiting: list[WaitingRun] = []
         self.size = 0  # how many bytes have gathered
         self._taken = Signal()
@@ -71,8 +71,8 @@ class PendingRuns:
         return taken
 
 
-def tell(waiting: list[WaitingRun], error: BrokerError | None, append_ms: int) -> None:
-    """Tell each publisher what became of its runs; when all know, do what they want done then."""
+def answer(waiting: list[WaitingRun], error: BrokerError | None, append_ms: int) -> None:
+    """Answer each publisher for its runs; when all are answered, do what they want done then."""
     afterwards = []
     for done, some in groupby(waiting, attrgetter("done")):
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 QUICK = 0.002  # seconds: if syncs take less, on the average, they are not worth a change of threads
 SLOW = 0.01  # seconds: as long as this counts a sync that took longer: one outlier says little of the next sync
-STALL = 0.1  # seconds: but one that takes as long is noticed by everybody, and may be the first of many
+STALL = 0.1  # seconds: but one that takes as long delays all peers, and may be the first of many
 WEIGHT = 0.1  # of the newest sync in the average
 
 

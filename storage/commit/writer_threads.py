@@ -18,7 +18,7 @@ import trio
 logger = logging.getLogger(__name__)
 
 
-Job = tuple[Callable[[], Any], Callable[[Any], None]]  # the work, and who is told its result
+Job = tuple[Callable[[], Any], Callable[[Any], None]]  # the work, and the callback for its result
 
 
 class WorkerSlot:
@@ -38,15 +38,15 @@ class WorkerSlot:
 class WriterThreads:
     """A few threads. submit(), deliver() and stop() belong to the event loop.
 
-    Each thread has a desk of its own, and a job goes to the one that has been idle for the shortest time: with little
+    Each thread has a slot of its own, and a job goes to the one that has been idle for the shortest time: with little
     to do it is always the same thread, whose caches are warm.
     """
 
     def __init__(self, name: str, threads: int) -> None:
         self._name = name
-        self._desks: list[WorkerSlot] = [WorkerSlot() for _ in range(threads)]
+        self._slots: list[WorkerSlot] = [WorkerSlot() for _ in range(threads)]
         self._idle: list[WorkerSlot] = []
-        self._waiting: deque[Job] = deque()  # jobs that found everybody busy
+        self._waiting: deque[Job] = deque()  # jobs that found all threads busy
         self._threads: list[threading.Thread] = []
         self._results: deque[tuple[Callable[[Any], None], Any, WorkerSlot]] = deque()
         self._awake, self._wake = os.pipe()
@@ -59,35 +59,35 @@ class WriterThreads:
     ) -> WorkerSlot | None:
         """Run `work` in a thread, then `finished(its result or its exception)` in the event loop.
 
-        Returns the desk that it lies on, None if all are busy. Until its result has come, more work can be laid
-        `behind` it: that begins when it is done, without asking the event loop.
+        Returns its slot, None if all are busy. Until its result has come, more work can be put `behind` it in that
+        slot: that begins when it is done, without asking the event loop.
         """
         self.busy += 1
-        desk = behind or (self._idle.pop() if self._idle else None)
-        if desk is None:
+        slot = behind or (self._idle.pop() if self._idle else None)
+        if slot is None:
             self._waiting.append((work, finished))
         else:
-            desk.put((work, finished))
-        return desk
+            slot.put((work, finished))
+        return slot
 
     @property
     def are_wanted(self) -> bool:
-        """Does anybody wait for a desk? Then nobody should keep one."""
+        """Do jobs wait for a slot? Then no log should keep one busy with a second batch."""
         return bool(self._waiting)
 
     def start(self) -> None:
         """Start the threads."""
-        for number, desk in enumerate(self._desks):
-            thread = threading.Thread(target=self._work, args=(desk,), name=f"{self._name}-{number}", daemon=True)
+        for number, slot in enumerate(self._slots):
+            thread = threading.Thread(target=self._work, args=(slot,), name=f"{self._name}-{number}", daemon=True)
             self._threads.append(thread)
             thread.start()
-            self._give_next(desk)
+            self._give_next(slot)
 
-    def _give_next(self, desk: WorkerSlot) -> None:
+    def _give_next(self, slot: WorkerSlot) -> None:
         if self._waiting:
-            desk.put(self._waiting.popleft())
+            slot.put(self._waiting.popleft())
         else:
-            self._idle.append(desk)
+            self._idle.append(slot)
 
     async def deliver_forever(self) -> None:
         """Hand results over as they come. Cancelling it loses none of them."""
@@ -99,11 +99,11 @@ class WriterThreads:
         await trio.lowlevel.wait_readable(self._awake)
         os.read(self._awake, 4096)
         while self._results:
-            finished, result, desk = self._results.popleft()
+            finished, result, slot = self._results.popleft()
             self.busy -= 1
-            desk.unfinished -= 1
-            if not desk.unfinished:
-                self._give_next(desk)
+            slot.unfinished -= 1
+            if not slot.unfinished:
+                self._give_next(slot)
             try:
                 finished(result)
             except Exception:
@@ -111,8 +111,8 @@ class WriterThreads:
 
     def stop(self, patience: float) -> None:
         """End the threads, waiting so long for each that is in the middle of something."""
-        for desk in self._desks:
-            desk.jobs.put(None)
+        for slot in self._slots:
+            slot.jobs.put(None)
         for thread in self._threads:
             thread.join(patience)
 
@@ -127,10 +127,10 @@ class WriterThreads:
             os.close(self._awake)
             os.close(self._wake)
 
-    def _work(self, desk: WorkerSlot) -> None:
-        while (job := desk.jobs.get()) is not None:
+    def _work(self, slot: WorkerSlot) -> None:
+        while (job := slot.jobs.get()) is not None:
             work, finished = job
-            self._results.append((finished, result_of(work), desk))
+            self._results.append((finished, result_of(work), slot))
             try:
                 os.write(self._wake, b"\0")
             except BlockingIOError:
@@ -138,7 +138,7 @@ class WriterThreads:
 
 
 def result_of(work: Callable[[], Any]) -> Any:
-    """Return what the work returns or raises: whoever waits for it decides what that means."""
+    """Return what the work returns or raises: its caller decides what that means."""
     try:
         return work()
     except BaseException as error:

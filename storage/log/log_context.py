@@ -39,12 +39,12 @@ class LogContext(NamedTuple):
     memory: RecentMemory
     reads: LastReads
     measures: Measures
-    together: CommitSteps
+    commit_steps: CommitSteps
     pace: SyncPace
 
 
 class TopicHealth:
-    """Whether a topic may be used: one damaged partition stops all of it, since nobody can tell what is missing."""
+    """Whether a topic may be used: one damaged partition stops all of it, since what is missing is unknown."""
 
     def __init__(self) -> None:
         self.damage: LogDamaged | None = None

@@ -25,7 +25,7 @@ class RecoveredLog(msgspec.Struct):
     """One partition, ready for use unless it is damaged."""
 
     segments: list[Segment] = []
-    remembered: ProducerRanges = msgspec.field(default_factory=ProducerRanges)
+    producer_ranges: ProducerRanges = msgspec.field(default_factory=ProducerRanges)
     cut_from: str = ""  # the file whose torn tail was cut
     cut_bytes: int = 0
     rebuilt_indexes: list[str] = []
@@ -40,12 +40,12 @@ def recover(files: OpenFiles, directory: Path) -> RecoveredLog:
         if not found.segments:
             raise LogDamaged(str(directory), 0, "the partition has no log")
         _drop_orphans(directory)
-        unborn = _take_unborn(found)
+        unfinished = _take_unfinished(found)
         for segment, following in pairwise(found.segments):
             _open_closed(found, segment, following.base_offset)
-        _open_newest(found, found.segments[-1], unborn.base_offset if unborn else None)
-        if unborn:
-            unborn.delete()
+        _open_newest(found, found.segments[-1], unfinished.base_offset if unfinished else None)
+        if unfinished:
+            unfinished.delete()
     except LogDamaged as damage:
         found.damage = damage
     return found
@@ -81,14 +81,14 @@ def _drop_orphans(directory: Path) -> None:
             index.unlink()
 
 
-def _take_unborn(found: RecoveredLog) -> Segment | None:
+def _take_unfinished(found: RecoveredLog) -> Segment | None:
     """Take out the newest segment if its first batch was never finished: then nothing was ever acked from it."""
-    if len(found.segments) > 1 and not _is_born(found.segments[-1]):
+    if len(found.segments) > 1 and not _is_begun(found.segments[-1]):
         return found.segments.pop()
     return None
 
 
-def _is_born(segment: Segment) -> bool:
+def _is_begun(segment: Segment) -> bool:
     with segment.open() as fd:
         end = os.fstat(fd).st_size
         try:
@@ -105,7 +105,7 @@ def _open_newest(found: RecoveredLog, segment: Segment, must_end: int | None) ->
         try:
             for batch in walk(reader(fd), 0, end, segment.base_offset):
                 segment.extend(batch.end, batch.next_offset, batch.append_ms)
-                found.remembered.add(batch.ranges)
+                found.producer_ranges.add(batch.ranges)
                 add_to_index(entries, batch)
         except BadBatch as bad:
             if must_end is not None:

@@ -1,4 +1,4 @@
-"""A row of segments as one log; knows whom to ask, never sees a byte layout.
+"""The log of one partition, made of segments; it never sees a byte layout.
 
 Everything here belongs to the event loop. Commits run in writer threads, one at a time for a log, and come back as
 results; while one is under way, arriving runs gather for the next. A short one that comes alone, on a disk that has
@@ -20,7 +20,7 @@ import trio
 
 from qb.core.wire.errors import BrokerError, Internal, LogDamaged, LogPoisoned, OffsetOutOfRange, UnknownTopic
 from qb.storage.commit.batch_commit import BatchCommit, CommitQueue, CommittedBatch, FailedBatch, assemble, fault
-from qb.storage.commit.pending_runs import PendingRuns, WaitingRun, tell
+from qb.storage.commit.pending_runs import PendingRuns, WaitingRun, answer
 from qb.storage.commit.writer_threads import WorkerSlot, result_of
 from qb.storage.engine import AppendRun, Done, LogState, ProducerRange, StoredChunk
 from qb.storage.log.log_context import HOUR_MS, LogContext, TopicHealth
@@ -39,13 +39,13 @@ Found = TypeVar("Found")
 
 
 class PendingBatch:
-    """A batch on its way to the disk, and who waits for it."""
+    """A batch on its way to the disk, and the runs that wait for it."""
 
-    __slots__ = ("commit", "desk", "waiting")
+    __slots__ = ("commit", "slot", "waiting")
 
     def __init__(self, waiting: list[WaitingRun], commit: BatchCommit) -> None:
         self.waiting, self.commit = waiting, commit
-        self.desk: WorkerSlot | None = None  # where its writer has it, once that is known
+        self.slot: WorkerSlot | None = None  # where its writer has it, once that is known
 
 
 class LocalLog:
@@ -62,7 +62,7 @@ class LocalLog:
         self._shared = shared
         self._health = health
         self._segments = found.segments
-        self._remembered = found.remembered
+        self._producer_ranges = found.producer_ranges
         self._durable_offset = found.segments[-1].next_offset if found.segments else 0
         self._end_offset = self._next_offset = self._durable_offset
         self._held = False  # does the visible end stand still?
@@ -70,7 +70,7 @@ class LocalLog:
         self._tail = RecentBatches()
         self._gathering = PendingRuns(shared.settings.max_pending_bytes)
         self._writing: list[PendingBatch] = []  # two at most
-        self._is_stuck = False  # is something being written that nobody waits for any more?
+        self._is_stuck = False  # is something being written whose waiters were answered already?
         self._indexing = False  # are entries of the index being written?
         self._idle = Signal()
         self._watchers: dict[object, Callable[[], None]] = {}
@@ -118,7 +118,7 @@ class LocalLog:
         return sum([segment.size for segment in self._segments])
 
     def ranges(self) -> Iterable[ProducerRange]:
-        return list(self._remembered)
+        return list(self._producer_ranges)
 
     def state(self) -> LogState:
         status, reason = "ok", None
@@ -166,7 +166,7 @@ class LocalLog:
         self._next_offset += len(run.positions)
         self._gathering.add(run, done)
         if not self._writing or self._gathering.size >= COMMIT_BYTES:
-            self._shared.together.commit(self)
+            self._shared.commit_steps.commit(self)
 
     def commit(self, *, alone: bool = False) -> bool:
         """Have what has gathered written and synced: in a writer thread or, if it is short and alone, right here: True.
@@ -189,22 +189,24 @@ class LocalLog:
         except Exception as error:
             self._fail(error, waiting)
             return False
-        row = before.commit.row if before else CommitQueue()
-        remembered = list(self._remembered) if is_full else None
+        queue = before.commit.queue if before else CommitQueue()
+        new_segment_ranges = list(self._producer_ranges) if is_full else None
         sync = shared.settings.fsync_on_write
-        commit = BatchCommit(self._name, shared.files, segment, position, batch, ranges, row, sync, remembered)
-        flight = PendingBatch(waiting, commit)
-        self._writing.append(flight)
+        commit = BatchCommit(
+            self._name, shared.files, segment, position, batch, ranges, queue, sync, new_segment_ranges
+        )
+        pending = PendingBatch(waiting, commit)
+        self._writing.append(pending)
         if alone and not before and commit.is_short and shared.pace.is_quick:
-            self._landed(flight, result_of(commit.carry_out))
+            self._committed(pending, result_of(commit.carry_out))
             return True
-        desk = before.desk if before else None
-        flight.desk = shared.writers.submit(commit.carry_out, partial(self._landed, flight), desk)
+        slot = before.slot if before else None
+        pending.slot = shared.writers.submit(commit.carry_out, partial(self._committed, pending), slot)
         return False
 
     def _may_follow(self, before: PendingBatch) -> bool:
-        """May a batch be put behind this one? Not behind one that begins a segment: nobody knows yet where it ends."""
-        if len(self._writing) > 1 or before.desk is None or before.commit.remembered is not None:
+        """May a batch be put behind this one? Not behind one that begins a segment: its end is not known yet."""
+        if len(self._writing) > 1 or before.slot is None or before.commit.starts_segment:
             return False
         return self._gathering.size >= COMMIT_BYTES and not self._shared.writers.are_wanted
 
@@ -213,23 +215,23 @@ class LocalLog:
         old = now - segment.first_ms >= settings.segment_hours * HOUR_MS
         return segment.count > 0 and (old or size >= settings.segment_bytes)
 
-    def _landed(self, flight: PendingBatch, result: CommittedBatch | FailedBatch | BaseException) -> None:
+    def _committed(self, pending: PendingBatch, result: CommittedBatch | FailedBatch | BaseException) -> None:
         """Take note of what became of a batch."""
-        if flight not in self._writing:
-            return  # one before it has failed, or nobody waits for it any more
+        if pending not in self._writing:
+            return  # one before it has failed, or its waiters were answered already
         if isinstance(result, CommittedBatch):
-            self._writing.remove(flight)
+            self._writing.remove(pending)
             self._advance(result)
             if self._gathering:
                 self._take_in(result)
                 self.commit()  # first, so that the disk works while the answers are given
-                tell(flight.waiting, None, result.batch.append_ms)
+                answer(pending.waiting, None, result.batch.append_ms)
             else:
-                tell(flight.waiting, None, result.batch.append_ms)
+                answer(pending.waiting, None, result.batch.append_ms)
                 self._take_in(result)
-            self._count(flight.waiting, result)
+            self._count(pending.waiting, result)
             if not self._held:
-                self.tell_watchers()
+                self.notify_watchers()
         else:
             self._fail(result)
         if not self._writing:
@@ -238,14 +240,14 @@ class LocalLog:
     def _fail(self, failure: FailedBatch | BaseException, waiting: Sequence[WaitingRun] = ()) -> None:
         """Refuse these, and all else that waits, being written or not."""
         error = self._take_back(failure)
-        tell([*self._stop_flights(error), *waiting, *self._gathering.take()], error, 0)
+        answer([*self._drop_pending(error), *waiting, *self._gathering.take()], error, 0)
 
-    def _stop_flights(self, error: BrokerError) -> list[WaitingRun]:
-        """Wait no more for what is being written, and let nothing begin that is not; returns who waits for it."""
-        flights, self._writing = self._writing, []
-        for flight in flights:
-            flight.commit.row.failure = flight.commit.row.failure or FailedBatch(error, poisoned=True)
-        return [each for flight in flights for each in flight.waiting]
+    def _drop_pending(self, error: BrokerError) -> list[WaitingRun]:
+        """Stop waiting for what is being written, and let nothing begin that is not; returns the waiting runs."""
+        dropped, self._writing = self._writing, []
+        for pending in dropped:
+            pending.commit.queue.failure = pending.commit.queue.failure or FailedBatch(error, poisoned=True)
+        return [each for pending in dropped for each in pending.waiting]
 
     def _count(self, answered: list[WaitingRun], committed: CommittedBatch) -> None:
         batch, measures = committed.batch, self._shared.measures
@@ -259,7 +261,7 @@ class LocalLog:
         now = time.perf_counter()
         measures.ack_seconds.observe(*[now - waiting.since for waiting in answered])
 
-    def tell_watchers(self) -> None:
+    def notify_watchers(self) -> None:
         for moved in list(self._watchers.values()):
             try:
                 moved()
@@ -283,7 +285,7 @@ class LocalLog:
         if segment.index.is_due and not self._indexing:
             self._indexing = True
             self._shared.writers.submit(segment.index.write, self._indexed)
-        self._remembered.add(ranges)
+        self._producer_ranges.add(ranges)
         self._shared.memory.keep(self._tail, batch)
 
     def _indexed(self, _: object) -> None:
@@ -311,13 +313,13 @@ class LocalLog:
         self._refusal = error
         given_back = self._gathering.take()
         self._next_offset -= sum([len(waiting.run.positions) for waiting in given_back])
-        tell(given_back, error, 0)
+        answer(given_back, error, 0)
 
     def abandon(self, error: BrokerError) -> None:
-        """Answer also for the run that is being written: nobody will wait for it any more."""
+        """Answer also for what is being written: its result will not be waited for."""
         self.refuse(error)
         self._is_stuck = bool(self._writing)
-        tell(self._stop_flights(error), error, 0)
+        answer(self._drop_pending(error), error, 0)
         self._idle.set()
 
     def tidy(self) -> None:
@@ -341,7 +343,7 @@ class LocalLog:
             self._shared.files.forget(segment.log_path, segment.index_path)
         self._shared.memory.drop(self._tail)
         self._shared.reads.drop(self)
-        self.tell_watchers()
+        self.notify_watchers()
         self._watchers.clear()
 
     def drop_first(self, count: int) -> list[Segment]:

@@ -1,7 +1,7 @@
 """Where records start, in the very bytes in which an index has it on disk.
 
-Whoever reads a long stretch asks for a few of the numbers, to find its borders. So a number is made of the bytes when
-somebody asks for it, and all of them only for those who go through all.
+A reader of a long stretch needs only a few of the numbers, to find its borders. So a number is decoded when it is
+asked for, and all of them only when all are iterated.
 """
 
 from __future__ import annotations

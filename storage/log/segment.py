@@ -204,27 +204,27 @@ class Segment:
         first = first_offset - self.base_offset
         count = max(least, max_bytes * self.count // self.size) + FEW_MORE
         while True:
-            places = self.index.entries(first, count, cached=cached)
-            ends = len(places) < count or places[-1] >= size  # does it reach to the end of what we may see?
-            known = bisect_left(places, size)
+            positions = self.index.entries(first, count, cached=cached)
+            ends = len(positions) < count or positions[-1] >= size  # does it reach to the end of what we may see?
+            known = bisect_left(positions, size)
             if known < least:
                 raise BadBatch(size, first_offset, "the index has no such record")
-            wanted = max(least, bisect_left(places, places[0] + max_bytes, hi=known))
-            number = bisect_right(range(known), places.time(wanted - 1), key=places.time)
-            if places[number - 1] - places[0] > max_bytes + LONGEST:
+            wanted = max(least, bisect_left(positions, positions[0] + max_bytes, hi=known))
+            number = bisect_right(range(known), positions.time(wanted - 1), key=positions.time)
+            if positions[number - 1] - positions[0] > max_bytes + LONGEST:
                 return []
             if ends or number < known:
-                stop = places[number] if number < known else size
-                return [self._prove(read, first_offset, places.first(number), stop)]
+                stop = positions[number] if number < known else size
+                return [self._prove(read, first_offset, positions.first(number), stop)]
             count *= 2
 
-    def _prove(self, read: Read, first_offset: int, places: RecordPositions, stop: int) -> StoredBatch:
-        """Return the batches with records at these places as one."""
-        start = places[0]
+    def _prove(self, read: Read, first_offset: int, positions: RecordPositions, stop: int) -> StoredBatch:
+        """Return the batches with records at these positions as one."""
+        start = positions[0]
         data = read(start, stop - start)
-        append_ms, size = prove(memoryview(data), places, first_offset)
-        self._remember(first_offset + len(places), start + size)
-        return StoredBatch(first_offset, append_ms, (data[:size],), places.since(start))
+        append_ms, size = prove(memoryview(data), positions, first_offset)
+        self._remember(first_offset + len(positions), start + size)
+        return StoredBatch(first_offset, append_ms, (data[:size],), positions.since(start))
 
     def _batch_of(self, read: Read, offset: int, size: int, cached: bool) -> tuple[int, int]:
         """Return position and first offset of the batch that holds `offset`, as its seal says."""

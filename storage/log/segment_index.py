@@ -62,7 +62,7 @@ class IndexFile:
         self.believed = False  # was every entry compared with the log, or written with it, in this process?
         self._files = files
         self._writing = threading.Lock()  # one writes the file at a time
-        self._lock = threading.Lock()  # guards what follows; nobody waits for the disk while holding it
+        self._lock = threading.Lock()  # guards what follows; never held while waiting for the disk
         self._written = 0
         self._unwritten = b""
 
@@ -71,7 +71,7 @@ class IndexFile:
         self._written = count
 
     def append(self, entries: bytes) -> None:
-        """Add entries. They wait in memory for write(): nobody is refused, or kept waiting, for a cache."""
+        """Add entries. They wait in memory for write(): no publish is refused or delayed for a cache."""
         with self._lock:
             self._unwritten += entries
 

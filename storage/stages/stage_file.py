@@ -108,7 +108,7 @@ class StageFile:
         self._files = files
 
     def create(self, transaction: str, number: int | None, now_ms: int) -> int:
-        """Make it durably and return its size. Raises OSError, and then it may be there, but nobody knows its name."""
+        """Make it durably and return its size. Raises OSError; a file that no client knows may be left then."""
         properties = {"stage": Path(self.path).stem, "transaction": transaction}
         if number is not None:
             properties["number"] = str(number)
@@ -120,7 +120,7 @@ class StageFile:
         return len(record)
 
     def find(self) -> RecoveredStage | None:
-        """Return what it holds; None if it was never finished, so that nobody knows its name. Raises OSError."""
+        """Return what it holds; None if its creation was never finished, so that no client knows it. Raises OSError."""
         with self._files.use(self.path) as fd:
             end, note, size = os.fstat(fd).st_size, None, 0
             head: Mapping[str, str] | None = None
@@ -145,22 +145,22 @@ class StageFile:
         number = int(head["number"]) if "number" in head else None
         return RecoveredStage(head["transaction"], number, counts, size, note)
 
-    def read(self, place: int, max_bytes: int, size: int) -> tuple[Sequence[StagedMessages], int]:
-        """Return the messages of about `max_bytes` from `place` on, put together by partition, and where to go on.
+    def read(self, position: int, max_bytes: int, size: int) -> tuple[Sequence[StagedMessages], int]:
+        """Return the messages of about `max_bytes` from `position` on, gathered by partition, and where to go on.
 
         Raises BadBatch, OSError.
         """
         frames: dict[Where, bytearray] = {}
         counts: dict[Where, int] = {}
-        position = place
+        start = position
         with self._files.use(self.path) as fd:
-            for record in walk(reader(fd), place, size, None, window=max_bytes):
+            for record in walk(reader(fd), start, size, None, window=max_bytes):
                 position = record.end
                 if record.count:
                     where = _where(record)
                     frames.setdefault(where, bytearray()).extend(record.body)
                     counts[where] = counts.get(where, 0) + record.count
-                if frames and position - place >= max_bytes // 2:
+                if frames and position - start >= max_bytes // 2:
                     break  # the rest of the window is a part of the next record
         return [StagedMessages(*where, counts[where], data) for where, data in frames.items()], position
 
@@ -187,7 +187,7 @@ class StageFile:
 
 
 class StageWrite(NamedTuple):
-    """What a stage hands to a writer thread. Nobody else writes that stage meanwhile."""
+    """What a stage hands to a writer thread. It is the only write of that stage meanwhile."""
 
     file: StageFile
     pieces: Sequence[StagePiece]

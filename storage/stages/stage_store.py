@@ -1,4 +1,4 @@
-"""The stages of an engine: messages that are durable before anybody may read them.
+"""The stages of an engine: messages that are durable before they can be read.
 
 Everything here belongs to the event loop. A stage has at most one write under way; what arrives meanwhile goes with the
 next one, as publishes do.
@@ -30,7 +30,7 @@ WRITE_BYTES = 1_000_000  # at most so much goes into one write, as in a log
 
 
 class _Waiting(NamedTuple):
-    """Whoever is to be told; without a piece, when what came before is durable."""
+    """A caller to be answered; without a piece, when what came before is durable."""
 
     piece: StagePiece | None
     done: Settled
@@ -111,7 +111,7 @@ class LocalStage:
         self._shared.writers.submit(writing.carry_out, partial(self._written, writing))
 
     def _written(self, writing: StageWrite, result: int | FailedBatch | BaseException) -> None:
-        told, self._writing = self._writing, []
+        answered, self._writing = self._writing, []
         error = None
         if isinstance(result, int):
             self._take_in(writing.pieces, result)
@@ -119,8 +119,8 @@ class LocalStage:
                 self._write()
         else:
             error = self._take_back(result)
-            told += self._give_up_waiting()
-        _tell(told, error, writing.append_ms)
+            answered += self._give_up_waiting()
+        _answer(answered, error, writing.append_ms)
         self._changed.set()
 
     def _take_in(self, pieces: Sequence[StagePiece], size: int) -> None:
@@ -148,9 +148,9 @@ class LocalStage:
 
     # Reading
 
-    async def read(self, place: int, max_bytes: int) -> tuple[Sequence[StagedMessages], int]:
+    async def read(self, position: int, max_bytes: int) -> tuple[Sequence[StagedMessages], int]:
         try:
-            return await trio.to_thread.run_sync(self.file.read, place, max_bytes, self._size)
+            return await trio.to_thread.run_sync(self.file.read, position, max_bytes, self._size)
         except BadBatch as bad:
             raise LogDamaged(self.file.path, bad.position, bad.what) from bad
         except FileNotFoundError as missing:
@@ -163,20 +163,20 @@ class LocalStage:
     def abandon(self, error: BrokerError) -> None:
         """Take nothing more, and answer for everything that is on its way."""
         self.failure = error
-        told = self._writing + self._give_up_waiting()
+        answered = self._writing + self._give_up_waiting()
         self._writing = []
-        _tell(told, error, 0)
+        _answer(answered, error, 0)
 
     async def end(self, error: BrokerError) -> None:
         """Take nothing more; returns when nothing is being written."""
         self.failure = error
-        _tell(self._give_up_waiting(), error, 0)
+        _answer(self._give_up_waiting(), error, 0)
         while self._writing:
             await self._changed.wait()
 
 
-def _tell(told: Iterable[_Waiting], error: BrokerError | None, append_ms: int) -> None:
-    for _, done in told:
+def _answer(answered: Iterable[_Waiting], error: BrokerError | None, append_ms: int) -> None:
+    for _, done in answered:
         try:
             done(error, append_ms)
         except Exception:
@@ -221,7 +221,7 @@ class LocalStages:
         return LocalStage(stage_id, self._shared, file, RecoveredStage(transaction, number, {}, size, None))
 
     async def end(self, stage_ids: Iterable[str]) -> list[LocalStage]:
-        """Take stages out of the known ones; returns those that were, when nobody writes to them any more."""
+        """Take stages out of the known ones; returns those that were, when nothing writes to them any more."""
         ended = [stage for stage_id in stage_ids if (stage := self.known.pop(stage_id, None))]
         for stage in ended:
             await stage.end(UnknownStage(f"stage {stage.stage_id!r} has been ended"))
@@ -234,6 +234,6 @@ class LocalStages:
         sync_directory(self._directory)
 
     def abandon(self, error: BrokerError) -> None:
-        """Answer for whatever is on its way: nobody will wait for it any more."""
+        """Answer for whatever is on its way: its result will not be waited for."""
         for stage in self.known.values():
             stage.abandon(error)

@@ -1,4 +1,4 @@
-"""What is written down of a transaction, and what that means for whoever asks about it."""
+"""What is stored of a transaction, and what that means for a client that asks about it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class TransactionRecord(msgspec.Struct, frozen=True, kw_only=True):
         return stage.number is None or self.number is None or stage.number <= self.number
 
     def replay(self, number: int | None, durability: str) -> CommittedTransaction:
-        """Return the receipt for whoever asks again; of an older number only that it was committed is known."""
+        """Return the receipt for a client that asks again; of an older number only that it was committed is known."""
         if self.receipt is not None and number == self.number:
             return msgspec.structs.replace(self.receipt, replayed=True)
         return CommittedTransaction(transaction=self.transaction, number=number, replayed=True, durability=durability)

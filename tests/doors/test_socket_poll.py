@@ -36,7 +36,7 @@ class Steps:
         self.calls: list[tuple[bool, list[str]]] = []
 
     @contextmanager
-    def together(self, idle: bool) -> Iterator[None]:
+    def commit_step(self, idle: bool) -> Iterator[None]:
         self.calls.append((idle, []))
         yield
 
@@ -57,7 +57,7 @@ async def until_quiet() -> None:
 
 async def test_whoever_is_ready_is_called_in_one_step_and_a_lone_one_is_called_so(nursery, pair):
     steps = Steps()
-    ready = SocketPoll(steps.together)
+    ready = SocketPoll(steps.commit_step)
     pairs = {name: pair() for name in ("a", "b", "c")}
 
     for name, (ours, _) in pairs.items():
@@ -165,7 +165,7 @@ async def test_what_many_bring_is_received_before_any_of_it_is_handed_over_as_fa
 
 async def test_whoever_sends_much_is_read_until_it_is_silent_or_has_had_its_share_of_a_step(nursery, pair, monkeypatch):
     steps = small_steps(monkeypatch, 3000)
-    ready, (ours, theirs) = SocketPoll(steps.together), pair()
+    ready, (ours, theirs) = SocketPoll(steps.commit_step), pair()
     ready.add(ours, lambda data: steps.called(str(len(data))))
     theirs.send(bytes(7_500))
     nursery.start_soon(ready.run)
@@ -176,7 +176,7 @@ async def test_whoever_sends_much_is_read_until_it_is_silent_or_has_had_its_shar
 
 async def test_many_who_send_much_share_a_step_and_each_has_its_turn(nursery, pair, monkeypatch):
     steps = small_steps(monkeypatch, 2000)
-    ready, pairs = SocketPoll(steps.together), [pair() for _ in range(5)]
+    ready, pairs = SocketPoll(steps.commit_step), [pair() for _ in range(5)]
     for number, (ours, theirs) in enumerate(pairs):
         ready.add(ours, lambda data, number=number: steps.called(str(number)))
         theirs.send(bytes(4_000))
@@ -245,7 +245,7 @@ class Publisher:
         self.steps: list[bool] = []
 
     @contextmanager
-    def together(self, idle: bool) -> Iterator[Publisher]:
+    def commit_step(self, idle: bool) -> Iterator[Publisher]:
         self.steps.append(idle)
         yield self
 
@@ -262,7 +262,7 @@ async def test_after_a_lone_publish_that_came_soon_the_next_one_finds_us_awake(n
 
     monkeypatch.setattr(trio.lowlevel, "wait_readable", wait_readable)
     publisher, (ours, theirs), others = Publisher(), pair(), 0
-    ready = SocketPoll(publisher.together)
+    ready = SocketPoll(publisher.commit_step)
     ready.add(ours, lambda data: None)
     nursery.start_soon(ready.run)
 
@@ -286,7 +286,7 @@ async def test_after_a_lone_publish_that_came_soon_the_next_one_finds_us_awake(n
 async def test_whoever_comes_late_is_not_waited_for_awake(nursery, pair, monkeypatch):
     monkeypatch.setattr(readiness, "AWAKE", 0.0)
     publisher, (ours, theirs) = Publisher(), pair()
-    ready = SocketPoll(publisher.together)
+    ready = SocketPoll(publisher.commit_step)
     ready.add(ours, lambda data: None)
     nursery.start_soon(ready.run)
     for number in range(1, 4):

@@ -67,7 +67,7 @@ async def test_what_is_appended_in_one_step_of_the_event_loop_is_one_batch(
         log = engine.log("t", 0)
         gate = Gate(monkeypatch)
         gate.open.set()
-        with engine.together(idle=False):
+        with engine.commit_step(idle=False):
             receipts = [give(log, [b"%d" % number]) for number in range(50)]
             assert gate.calls == 0
         for receipt in receipts:
@@ -95,7 +95,7 @@ class Threads:
 
 
 async def publish_alone(engine: LocalEngine, body: bytes) -> None:
-    with engine.together(idle=True):
+    with engine.commit_step(idle=True):
         receipt = give(engine.log("t", 0), [body])
     await receipt.wait()
 
@@ -112,11 +112,11 @@ async def test_a_short_commit_that_comes_alone_needs_no_thread_on_a_disk_that_ha
         assert threads.seen[-50:] == [here] * 50
         await store(engine.log("t", 0), b"not announced")
         await publish_alone(engine, b"x" * 100_000)
-        with engine.together(idle=True):
+        with engine.commit_step(idle=True):
             both = [give(engine.log(topic, 0), [b"x"]) for topic in ("t", "u")]
         for receipt in both:
             await receipt.wait()
-        with engine.together(idle=False):
+        with engine.commit_step(idle=False):
             busy = give(engine.log("t", 0), [b"x"])
         await busy.wait()
         assert here not in threads.seen[100:]
@@ -623,7 +623,7 @@ async def test_answers_are_sent_when_all_of_a_batch_have_been_told_and_one_that_
 
             return done
 
-        with engine.together(idle=False):
+        with engine.commit_step(idle=False):
             for offset, name in enumerate("abc"):
                 log.append(make_run(offset, [b"x"]), publisher(name))
         await store(log, b"last")
@@ -652,9 +652,9 @@ async def test_a_short_batch_is_not_written_beside_the_one_before_it(
         gate = Gate(monkeypatch)
         first = give(log, [b"first"])
         await reached(gate.reached)
-        with engine.together(idle=True):
+        with engine.commit_step(idle=True):
             small = give(log, [b"small"])
-        with engine.together(idle=True):
+        with engine.commit_step(idle=True):
             big = give(log, [b"big" * FULL])  # more than fits beside the small one
         assert (small.calls, gate.calls) == ([], 1)
         gate.open.set()

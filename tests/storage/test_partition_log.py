@@ -103,7 +103,7 @@ async def test_nothing_behind_a_held_end_is_seen_until_it_is_released(
         assert told == []
         log.release()
         assert (log.end_offset, told) == (7, [])
-        log.tell_watchers()
+        log.notify_watchers()
         assert told == [7]
         assert await log.offset_for_time(clock.now) == 2
         assert (await everything(log, max_bytes))[2:] == [b"held %d" % number for number in range(5)]
