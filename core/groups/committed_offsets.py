@@ -1,7 +1,7 @@
 """How far each group has come, kept durably.
 
-docs/GROUPS.md is the contract. The values live in the metadata under `offset/<group>/<topic>/<partition>`; here is only
-an index of which ones there are.
+docs/GROUPS.md is the contract. The values are kept in the metadata under `offset/<group>/<topic>/<partition>`; this
+module keeps only an index of the partitions of each group.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class OffsetStore:
         return sorted(self._index)
 
     async def delete_group(self, group: str) -> None:
-        """Forget a group; durable on return. Raises UnknownGroup. Check first that nobody is in it."""
+        """Forget a group; durable on return. Raises UnknownGroup. The caller checks first that it has no members."""
         if group not in self._index:
             raise UnknownGroup(group)
         await self._delete([(group, each) for each in self._index[group]])

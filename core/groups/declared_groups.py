@@ -1,6 +1,6 @@
-"""Groups that were made before anybody joined them or committed anything.
+"""Groups that were declared before a member joined or an offset was committed.
 
-A note for each (group, topic) in the metadata, under `group/<group>/<topic>`: when it was made.
+The metadata has an entry for each (group, topic), under `group/<group>/<topic>`: when it was declared.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _PREFIX = "group/"
 
 
 class DeclaredGroups:
-    """The notes. All methods belong to the event loop's thread; reads do not block."""
+    """The entries. All methods belong to the event loop's thread; reads do not block."""
 
     def __init__(self, metadata: Metadata) -> None:
-        """Find what was made before."""
+        """Find what was declared before."""
         self._metadata = metadata
         self._topics: dict[str, set[str]] = {}
         for key in metadata.under(_PREFIX):
@@ -27,20 +27,20 @@ class DeclaredGroups:
             self._topics.setdefault(group, set()).add(topic)
 
     def groups(self) -> list[str]:
-        """Return every group that was made."""
+        """Return every declared group."""
         return list(self._topics)
 
     def topics(self, group: str) -> list[str]:
-        """Return the topics for which a group was made, sorted."""
+        """Return the topics for which a group was declared, sorted."""
         return sorted(self._topics.get(group, ()))
 
-    async def make(self, group: str, topic: str, now_ms: int) -> int:
-        """Note durably that there is such a group; returns when it was made. Raises BadName, BadRequest."""
+    async def declare(self, group: str, topic: str, now_ms: int) -> int:
+        """Store durably that there is such a group; returns when it was declared. Raises BadName, BadRequest."""
         known = self._metadata.get(_key(check_name("group", group), topic))
         if known is not None:
             return int(known.value)
         if group not in self._topics and len(self._topics) >= MAX_GROUPS:
-            raise BadRequest(f"{MAX_GROUPS} groups were made, which is the most; delete some")
+            raise BadRequest(f"{MAX_GROUPS} groups were declared, which is the most; delete some")
         self._topics.setdefault(group, set()).add(topic)
         await self._metadata.put(_key(group, topic), now_ms)
         return now_ms

@@ -1,8 +1,8 @@
 """All consumer groups: joining, heartbeats, rebalances, timeouts, and the fence before commits.
 
 docs/GROUPS.md is the contract. Nothing here waits or has a clock: `now` is in seconds on any clock that never goes
-back. Only groups that have members are kept. Whoever wires this calls tick() at next_deadline() and, after every
-call, tells the members in take_news() that a heartbeat would teach them something.
+back. Only groups that have members are kept. The owner calls tick() at next_deadline(). After every call,
+take_changed() names the members whose next heartbeat has a new answer.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class GroupCoordinator:
         """Know the topics and how many partitions each has; generations start after `last_generation`."""
         self._counts = dict(counts or {})
         self._groups: dict[str, GroupMembership] = {}
-        self._generation = last_generation  # of all groups: a group that was forgotten never sees a number again
-        self._news: set[tuple[str, str]] = set()
+        self._generation = last_generation  # of all groups: a group that comes back never gets a number again
+        self._changed: set[tuple[str, str]] = set()
 
-    # What a member says
+    # Requests of members
 
     def join(
         self,
@@ -84,36 +84,36 @@ class GroupCoordinator:
 
         Changes no holder if a newer generation has begun; the standing says so. Raises as heartbeat() does.
         """
-        known, caller = self._hear(group, member, generation, now)
+        known, caller = self._note_alive(group, member, generation, now)
         if generation == known.generation and not known.is_synced(caller):
             known.release(caller)
-            self._tell(known, known.grant())
+            self._note_changed(known, known.grant())
         return self._standing(known, caller)
 
     def heartbeat(self, group: str, member: str, now: float, generation: int | None = None) -> MemberStanding:
-        """The member lives. Raises UnknownGroup, UnknownMember, and StaleGeneration if it speaks for a former self."""
-        return self._standing(*self._hear(group, member, generation, now))
+        """The member is alive. Raises UnknownGroup, UnknownMember; StaleGeneration if another joined under its id."""
+        return self._standing(*self._note_alive(group, member, generation, now))
 
     def leave(self, group: str, member: str, now: float) -> None:
         """The member holds nothing and wants nothing. Raises UnknownGroup, UnknownMember."""
         known, _ = self._find(group, member)
         self._drop(known, [member], now)
 
-    # What the broker knows
+    # Events of the broker
 
     def tick(self, now: float) -> list[tuple[str, str]]:
-        """Put out the members whose time is up; return them as (group, member)."""
+        """Remove the members whose deadlines have passed; return them as (group, member)."""
         return [(group.name, member) for group in self for member in self.tick_group(group, now)]
 
     def tick_group(self, group: GroupMembership, now: float) -> list[str]:
-        """Put out the members of one group whose time is up; return them."""
+        """Remove the members of one group whose deadlines have passed; return them."""
         late = [each.member for each in group.members.values() if each.deadline <= now]
         if late:
             self._drop(group, late, now)
         return late
 
     def next_deadline(self) -> float:
-        """Return when tick() is to be called at the latest; infinity if nobody is in any group."""
+        """Return when tick() is to be called at the latest; infinity if no group has members."""
         return min((member.deadline for group in self for member in group.members.values()), default=inf)
 
     def partitions_changed(self, topic: str, count: int, now: float) -> None:
@@ -132,7 +132,7 @@ class GroupCoordinator:
         """The topic is gone. Its consumers stay members, and get it again should it come back."""
         self.partitions_changed(topic, 0, now)
 
-    # What others ask
+    # Questions of others
 
     def check_commit(self, group: str, member: str, generation: int, partitions: Iterable[GroupPartition]) -> None:
         """Return if the member may commit for all of them; store in the same step of the event loop.
@@ -152,13 +152,13 @@ class GroupCoordinator:
         if group in self._groups:
             raise GroupInUse(group, len(self._groups[group].members))
 
-    def take_news(self) -> set[tuple[str, str]]:
-        """Return, once, every (group, member) whose standing is no longer what it was told last."""
-        news, self._news = self._news, set()
-        return news
+    def take_changed(self) -> set[tuple[str, str]]:
+        """Return, once, every (group, member) whose standing differs from the last answer to it."""
+        changed, self._changed = self._changed, set()
+        return changed
 
     def get(self, group: str) -> GroupMembership | None:
-        """Return a group to look at, or None if nobody is in it."""
+        """Return a group to look at, or None if it has no members."""
         return self._groups.get(group)
 
     def __iter__(self) -> Iterator[GroupMembership]:
@@ -175,11 +175,13 @@ class GroupCoordinator:
             raise UnknownMember(group, member)
         return known, known.members[member]
 
-    def _hear(self, group: str, member: str, generation: int | None, now: float) -> tuple[GroupMembership, GroupMember]:
+    def _note_alive(
+        self, group: str, member: str, generation: int | None, now: float
+    ) -> tuple[GroupMembership, GroupMember]:
         known, caller = self._find(group, member)
         if generation is not None and not caller.joined <= generation <= known.generation:
             raise StaleGeneration(
-                f"generation {generation} is none of {member!r}, who joined in {caller.joined}: "
+                f"generation {generation} is none of {member!r}, which joined in {caller.joined}: "
                 "another has joined under this id, so join again under a new one"
             )
         caller.heard = now
@@ -188,21 +190,21 @@ class GroupCoordinator:
     def _drop(self, group: GroupMembership, members: Iterable[str], now: float) -> None:
         for member in members:
             group.drop(member)
-            self._news.discard((group.name, member))
+            self._changed.discard((group.name, member))
         self._rebalance(group, now)
 
     def _rebalance(self, group: GroupMembership, now: float) -> None:
         self._generation += 1
         group.rebalance(self._generation, self._counts, now)
-        self._tell(group, group.members)
+        self._note_changed(group, group.members)
         if not group.members:
             del self._groups[group.name]
 
-    def _tell(self, group: GroupMembership, members: Iterable[str]) -> None:
-        self._news.update((group.name, member) for member in members)
+    def _note_changed(self, group: GroupMembership, members: Iterable[str]) -> None:
+        self._changed.update((group.name, member) for member in members)
 
     def _standing(self, group: GroupMembership, member: GroupMember) -> MemberStanding:
-        self._news.discard((group.name, member.member))  # this is how it is told
+        self._changed.discard((group.name, member.member))  # this answer tells it
         return MemberStanding(
             generation=group.generation,
             synced=member.synced,

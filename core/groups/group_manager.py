@@ -1,4 +1,4 @@
-"""Consumer groups as the doors call them: who holds what, how far they have come, on the real clock."""
+"""Consumer groups as the doors call them: members, assignments and committed offsets, on the real clock."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import trio
 
-from qb.core.broker.positions import resolve
 from qb.core.groups.committed_offsets import OffsetCommit, OffsetStore
 from qb.core.groups.declared_groups import DeclaredGroups
 from qb.core.groups.group_coordinator import SESSION_TIMEOUT, GroupCoordinator, MemberStanding
 from qb.core.groups.group_reports import GroupReport, describe_group, list_groups, partitions_of
 from qb.core.groups.rebalance import GroupPartition
+from qb.core.positions import resolve
 from qb.core.wire.clock import now_ms
 from qb.core.wire.errors import BadRequest
 from qb.core.wire.names import check_name
@@ -38,7 +38,7 @@ class GroupManager:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._offsets = OffsetStore(engine.metadata)
-        self._made = DeclaredGroups(engine.metadata)
+        self._declared = DeclaredGroups(engine.metadata)
         saved = engine.metadata.get(_GENERATION)
         counts = {name: topic.partitions for name, topic in engine.topics().items()}
         self._groups = GroupCoordinator(counts, saved.value + _SAFETY if saved else 0)
@@ -46,9 +46,9 @@ class GroupManager:
         self._changed = trio.Event()
 
     async def run(self) -> None:
-        """Put out members whose time is up, for ever, whether anybody calls or not."""
+        """Remove members whose deadlines have passed, until cancelled."""
         await self._offsets.keep_only(self._engine.topics())
-        await self._made.keep_only(self._engine.topics())
+        await self._declared.keep_only(self._engine.topics())
         while True:
             not_before = trio.current_time() + FIRST_DELAY if self._faults else 0.0
             with trio.move_on_at(max(self._groups.next_deadline(), not_before)):
@@ -67,7 +67,7 @@ class GroupManager:
         """Forget what all groups have committed for a topic that is gone."""
         self.topic_changed(topic, 0)
         await self._offsets.delete_topic(topic)
-        await self._made.delete_topic(topic)
+        await self._declared.delete_topic(topic)
 
     # Members
 
@@ -93,15 +93,15 @@ class GroupManager:
         return self._noted(standing)
 
     async def sync(self, group: str, member: str, generation: int) -> MemberStanding:
-        """The member holds nothing but what it was told: give it the rest. Raises UnknownMember, StaleGeneration."""
+        """The member has given up what it does not keep: grant it the rest. Raises UnknownMember, StaleGeneration."""
         return self._noted(self._groups.sync(group, member, generation, trio.current_time()))
 
     async def heartbeat(self, group: str, member: str, generation: int | None = None) -> MemberStanding:
-        """The member lives. Raises UnknownGroup, UnknownMember, StaleGeneration."""
+        """The member is alive. Raises UnknownGroup, UnknownMember, StaleGeneration."""
         return self._noted(self._groups.heartbeat(group, member, trio.current_time(), generation))
 
     async def leave(self, group: str, member: str) -> dict[str, Any]:
-        """The member holds nothing and wants nothing. Raises UnknownGroup, UnknownMember."""
+        """Remove the member and free its partitions. Raises UnknownGroup, UnknownMember."""
         self._groups.leave(group, member, trio.current_time())
         self._changed.set()
         return {}
@@ -131,8 +131,8 @@ class GroupManager:
         if (member is None) != (generation is None):
             raise BadRequest("a commit names both member and generation, or neither")
         if member is not None and generation is not None:
-            places = [GroupPartition(commit.topic, commit.partition) for commit in commits]
-            self._groups.check_commit(group, member, generation, places)
+            partitions = [GroupPartition(commit.topic, commit.partition) for commit in commits]
+            self._groups.check_commit(group, member, generation, partitions)
         await self._offsets.commit(group, commits, now_ms())
         return {"committed": len(commits)}
 
@@ -151,7 +151,7 @@ class GroupManager:
         return found.offset if found else None
 
     async def reset(self, group: str, topic: str, to: int | str, partition: int | None = None) -> list[dict[str, Any]]:
-        """Commit an offset or a time for a topic's partitions while nobody is in the group. Raises GroupInUse."""
+        """Commit an offset or a time for a topic's partitions while the group has no members. Raises GroupInUse."""
         self._groups.check_unused(group)
         known = self._engine.topics().get(topic)
         chosen = [partition] if partition is not None else range(known.partitions if known else 1)
@@ -161,35 +161,35 @@ class GroupManager:
 
     # Tools
 
-    async def make(self, group: str, topic: str) -> int:
-        """Let there be a group for that topic, though nobody has joined or committed; returns when it was made, in ms.
+    async def declare(self, group: str, topic: str) -> int:
+        """Declare a group for that topic before it has members or commits; returns when it was declared, in ms.
 
         The same again changes nothing. Durable on return. Raises BadName, BadRequest, UnknownTopic.
         """
         self._engine.log(topic, 0)
-        return await self._made.make(group, topic, now_ms())
+        return await self._declared.declare(group, topic, now_ms())
 
     def check_known(self, group: str) -> None:
-        """Raises UnknownGroup, unless it has members, has committed something or was made; BadName."""
-        partitions_of(self._groups, self._offsets, check_name("group", group), self._made_for(group))
+        """Raises UnknownGroup, unless it has members, has committed something or was declared; BadName."""
+        partitions_of(self._groups, self._offsets, check_name("group", group), self._declared_for(group))
 
-    def _made_for(self, group: str) -> list[GroupPartition]:
+    def _declared_for(self, group: str) -> list[GroupPartition]:
         topics = self._engine.topics()
         return [
             GroupPartition(name, number)
-            for name in self._made.topics(group)
+            for name in self._declared.topics(group)
             if name in topics
             for number in range(topics[name].partitions)
         ]
 
     async def list_all(self) -> Sequence[Any]:
-        """Return every group that has members or committed offsets or was made, by name."""
-        made = {name: self._made.topics(name) for name in self._made.groups()}
-        return list_groups(self._groups, self._offsets, made)
+        """Return every group that has members or committed offsets or was declared, by name."""
+        declared = {name: self._declared.topics(name) for name in self._declared.groups()}
+        return list_groups(self._groups, self._offsets, declared)
 
     def views(self) -> list[GroupReport]:
         """Return all about every group."""
-        names = {group.name for group in self._groups} | {*self._offsets.groups(), *self._made.groups()}
+        names = {group.name for group in self._groups} | {*self._offsets.groups(), *self._declared.groups()}
         return [self.view(name) for name in sorted(names)]
 
     async def describe(self, group: str) -> Any:
@@ -197,8 +197,8 @@ class GroupManager:
         return self.view(group)
 
     def view(self, group: str) -> GroupReport:
-        """The same, for whoever cannot wait."""
-        ends = self._ends(partitions_of(self._groups, self._offsets, group, self._made_for(group)))
+        """The same, without waiting."""
+        ends = self._ends(partitions_of(self._groups, self._offsets, group, self._declared_for(group)))
         return describe_group(self._groups, self._offsets, group, ends, trio.current_time())
 
     def _ends(self, partitions: Sequence[GroupPartition]) -> Mapping[GroupPartition, int]:
@@ -213,7 +213,7 @@ class GroupManager:
         """Forget a group and its offsets. Raises GroupInUse, UnknownGroup."""
         self._groups.check_unused(group)
         self.check_known(group)
-        await self._made.delete_group(group)
+        await self._declared.delete_group(group)
         if group in self._offsets.groups():
             await self._offsets.delete_group(group)
         return {}

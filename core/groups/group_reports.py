@@ -12,7 +12,7 @@ from qb.core.groups.group_coordinator import GroupCoordinator
 from qb.core.groups.rebalance import GroupMember, GroupMembership, GroupPartition
 from qb.core.wire.errors import UnknownGroup
 
-NOTHING_MADE: Mapping[str, Collection[str]] = MappingProxyType({})
+NONE_DECLARED: Mapping[str, Collection[str]] = MappingProxyType({})
 
 
 class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +28,7 @@ class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupPartitionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the group has come in a partition. None: nobody, nothing, or no such partition any more."""
+    """How far the group has come in a partition. None: no holder, nothing committed, or no such partition any more."""
 
     topic: str
     partition: int
@@ -59,23 +59,25 @@ class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_groups(
-    groups: GroupCoordinator, offsets: OffsetStore, made: Mapping[str, Collection[str]] = NOTHING_MADE
+    groups: GroupCoordinator, offsets: OffsetStore, declared: Mapping[str, Collection[str]] = NONE_DECLARED
 ) -> list[GroupSummary]:
-    """Return every group that has members or committed offsets or was made for some topics, sorted by name."""
-    names = sorted({group.name for group in groups} | set(offsets.groups()) | set(made))
-    return [_summary(name, groups.get(name), offsets.of_group(name), made.get(name, ())) for name in names]
+    """Return every group that has members or committed offsets or was declared for some topics, sorted by name."""
+    names = sorted({group.name for group in groups} | set(offsets.groups()) | set(declared))
+    return [_summary(name, groups.get(name), offsets.of_group(name), declared.get(name, ())) for name in names]
 
 
 def partitions_of(
-    groups: GroupCoordinator, offsets: OffsetStore, group: str, made_for: Collection[GroupPartition] = ()
+    groups: GroupCoordinator, offsets: OffsetStore, group: str, declared_for: Collection[GroupPartition] = ()
 ) -> list[GroupPartition]:
     """Return the partitions that describe_group() wants to know the ends of. Raises UnknownGroup."""
     known, committed = groups.get(group), offsets.of_group(group)
-    if known is None and not committed and not made_for:
+    if known is None and not committed and not declared_for:
         raise UnknownGroup(group)
     if known is None:
-        return sorted({*committed, *made_for})
-    return sorted({*committed, *made_for, *known.holders}.union(*(member.share for member in known.members.values())))
+        return sorted({*committed, *declared_for})
+    return sorted(
+        {*committed, *declared_for, *known.holders}.union(*(member.share for member in known.members.values()))
+    )
 
 
 def describe_group(
@@ -97,7 +99,7 @@ def describe_group(
 
 
 def state_in_words(group: GroupMembership | None) -> str:
-    """Return `empty`, `stable`, or `rebalancing` and whom it waits for."""
+    """Return `empty`, `stable`, or `rebalancing` with the members that it waits for."""
     if group is None:
         return "empty"
     late = sorted(name for name, member in group.members.items() if not group.is_synced(member))
@@ -108,11 +110,11 @@ def _summary(
     name: str,
     group: GroupMembership | None,
     committed: Mapping[GroupPartition, CommittedOffset],
-    made_for: Collection[str],
+    declared_for: Collection[str],
 ) -> GroupSummary:
     members = group.members.values() if group else ()
     topics = {topic for member in members for topic in member.topics} | {each.topic for each in committed}
-    topics.update(made_for)
+    topics.update(declared_for)
     return GroupSummary(group=name, state=state_in_words(group), members=len(members), topics=sorted(topics))
 
 

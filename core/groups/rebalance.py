@@ -1,4 +1,4 @@
-"""One consumer group: who should have which partition, and who has it.
+"""One consumer group: which member should have which partition, and which has it.
 
 docs/GROUPS.md is the contract. A member's share is where its partitions should be; `holders` is where they are. A
 partition leaves its holder only by release() or drop() and finds a new one only by grant(): so it never has two.
@@ -28,15 +28,15 @@ class GroupMember:
     session_timeout: float
     rebalance_timeout: float
     simple: bool  # knows no generations: counts as synced at every moment
-    heard: float  # when it last gave a sign of life
-    joined: int = 0  # the generation that its join began; what speaks of an older one is a former self
+    heard: float  # when it was last heard from
+    joined: int = 0  # the generation that its join began; an older one belongs to an earlier member of that id
     synced: int = 0  # the newest generation for which it has given up what is not in its share
-    sync_by: float = inf  # it is out if it has not synced the newest generation by then
+    sync_by: float = inf  # it is removed if it has not synced the newest generation by then
     share: tuple[GroupPartition, ...] = ()
 
     @property
     def deadline(self) -> float:
-        """When it is out unless something is heard of it."""
+        """When it is removed unless it is heard from."""
         return min(self.heard + self.session_timeout, self.sync_by)
 
 
@@ -60,9 +60,9 @@ class GroupMembership:
     holders: dict[GroupPartition, str] = field(default_factory=dict)
 
     def rebalance(self, generation: int, counts: Mapping[str, int], now: float) -> None:
-        """Compute the shares anew; whoever must give something up keeps holding it until release() or drop()."""
+        """Compute the shares anew; a member keeps what it must give up until release() or drop()."""
         self.generation = generation
-        self.holders = {each: who for each, who in self.holders.items() if each.partition < counts.get(each.topic, 0)}
+        self.holders = {each: name for each, name in self.holders.items() if each.partition < counts.get(each.topic, 0)}
         shares = share_out({name: member.topics for name, member in self.members.items()}, counts)
         for name, member in self.members.items():
             member.share = tuple(shares[name])
@@ -88,14 +88,14 @@ class GroupMembership:
             del self.holders[each]
 
     def grant(self) -> list[str]:
-        """Give what is free to the member whose share it is in, if that has synced; return who got something."""
-        lucky = []
+        """Give what is free to the member whose share it is in, if that has synced; return those members."""
+        granted = []
         for member in self.members.values():
             free = [each for each in member.share if each not in self.holders] if self.is_synced(member) else []
             if free:
                 self.holders.update(dict.fromkeys(free, member.member))
-                lucky.append(member.member)
-        return lucky
+                granted.append(member.member)
+        return granted
 
     def is_synced(self, member: GroupMember) -> bool:
         return member.synced == self.generation

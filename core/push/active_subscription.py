@@ -9,7 +9,7 @@ import msgspec
 
 from qb.core.push.delivery_sinks import DeliverySink
 from qb.core.push.stored_slices import READ_BYTES
-from qb.core.subscriptions.deadlines import NEVER
+from qb.core.subscriptions.messages.deadlines import NEVER
 from qb.core.subscriptions.push_decisions import DeadLetterDecision, Decision
 from qb.core.subscriptions.snapshot import SubscriptionSnapshot
 from qb.core.subscriptions.subscription import Subscription
@@ -21,20 +21,20 @@ from qb.storage.faults import Fault
 class SaveSchedule:
     """When a subscription is to be saved."""
 
-    __slots__ = ("began", "due", "fault", "live", "took")
+    __slots__ = ("active", "began", "due", "fault", "took")
 
-    def __init__(self, live: ActiveSubscription) -> None:
-        self.live = live
-        self.due = NEVER  # set by Alarms
+    def __init__(self, active: ActiveSubscription) -> None:
+        self.active = active
+        self.due = NEVER  # set by Deadlines
         self.began = 0.0  # when its last snapshot was taken
         self.took = 0.0  # seconds that taking it cost
-        self.fault = Fault(f"saving of subscription {live.name}")
+        self.fault = Fault(f"saving of subscription {active.name}")
 
 
 class PendingSave(NamedTuple):
     """A snapshot on its way to the disk."""
 
-    live: ActiveSubscription
+    active: ActiveSubscription
     number: int  # of the snapshot
     value: dict[str, object]  # what the metadata keeps
 
@@ -50,14 +50,14 @@ class ActiveSubscription:
         self.created_ms = created_ms
         self.subscription = subscription
         self.logs = logs  # replaced as a whole, never changed: it may be iterated over while others run
-        self.outlets: dict[str, DeliverySink] = {}
+        self.sinks: dict[str, DeliverySink] = {}
         self.delivered_messages = 0  # since the start
         self.delivered_bytes = 0
-        self.service = Fault(f"subscription {name}")  # while it has one, it stands still
+        self.service = Fault(f"subscription {name}")  # while it has one, it is suspended
         self.gone = False
         self.due = NEVER  # when its state wants to be asked again; set by Alarms
         self.serving = False  # is a task of its own busy with it?
-        self.again = False  # something happened while it was being served
+        self.again = False  # it changed while it was being served
         self.unfinished: PushRound | None = None  # what a round left for a task, since it has to wait
         self.unwatch: list[Callable[[], None]] = []
         self.saving = SaveSchedule(self)
@@ -65,7 +65,7 @@ class ActiveSubscription:
 
     @property
     def fault(self) -> str | None:
-        """Why it cannot be served, or its state not be kept; None: all is well."""
+        """Why it cannot be served or saved; None: it has no fault."""
         return self.service.text or self.saving.fault.text
 
     def check_in_service(self) -> None:
@@ -79,7 +79,7 @@ class ActiveSubscription:
         return f"subscription/{self.name}"
 
     def bytes_for(self, count: int) -> int:
-        """Return about how many bytes so many messages take: reading more than is wanted would be in vain."""
+        """Estimate the size in bytes of `count` messages, so that no more is read than is wanted."""
         return min(READ_BYTES, int(count * self._message_bytes) + 1)
 
     def note_size(self, chunk: StoredChunk) -> None:
@@ -106,8 +106,8 @@ class PushRound(NamedTuple):
     subscribers: Mapping[str, tuple[DeliverySink, int]]  # where each was reached, and its last SETTLE that counted
 
     @property
-    def has_a_past(self) -> bool:
-        """Is there a redelivery or a dead letter? The state that led to it has to be durable first."""
+    def needs_saved_state(self) -> bool:
+        """True if there is a redelivery or a dead letter: the state that led to it has to be durable first."""
         return any(isinstance(decision, DeadLetterDecision) or decision.attempt > 1 for decision in self.decisions)
 
     def without(self, count: int) -> PushRound | None:

@@ -1,8 +1,8 @@
 """Makes the state of subscriptions durable: soon enough for their windows, and not more often.
 
-What is due at once is given to the disk in the very step of the event loop that makes it so, the rest by a timer. While
-one transaction is under way, what becomes due gathers for the next one, as publishes do. Whatever is out of date has an
-alarm, and a save that fails sets it again, so no ack waits for ever to be made durable.
+What is due at once is given to the metadata in the step of the event loop that makes it due, the rest by a timer. While
+one transaction is under way, what becomes due gathers for the next one, as publishes do. Every state that is out of
+date has a deadline, and a save that fails sets it again, so no ack stays unsaved.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from functools import partial
 import trio
 
 from qb.core.push.active_subscription import ActiveSubscription, PendingSave, SaveSchedule
-from qb.core.subscriptions.deadlines import NEVER, Deadlines
+from qb.core.subscriptions.messages.deadlines import NEVER, Deadlines
 from qb.core.subscriptions.save_urgency import SaveUrgency
 from qb.core.wire.errors import BrokerError, Internal
 from qb.storage.engine import Metadata
 from qb.storage.faults import Faults
 
-LAZILY = 0.1  # seconds by which a state on disk may lag behind; all that may lag are saved at the same moments
+SAVE_INTERVAL = 0.1  # seconds by which a state on disk may lag behind; all that may lag are saved at the same moments
 SPACING = 0.05  # seconds between two saves of a subscription if a window is full, but most of it is being handled
 SHARE = 4  # taking snapshots of a subscription takes at most one part in so many of the time
 RETRY = 1.0  # seconds until the next try when one has failed
@@ -32,7 +32,7 @@ class CursorSaver:
         """`serve` is called when there is room in a window again."""
         self._metadata = metadata
         self._serve = serve
-        self._alarms: Deadlines[SaveSchedule] = Deadlines()
+        self._deadlines: Deadlines[SaveSchedule] = Deadlines()
         self._under_way = False  # is there a transaction? Then what is due waits for its end
         self._not_before = 0.0  # a save has failed: give the disk some time
         self._faults = Faults()
@@ -41,30 +41,30 @@ class CursorSaver:
 
     # What is due when
 
-    def note(self, live: ActiveSubscription) -> None:
+    def note(self, active: ActiveSubscription) -> None:
         """See that it is saved in time, if it has changed. Raises nothing."""
         try:
-            self._note(live)
+            self._note(active)
         except Exception as error:
-            self._put_off(live, error)
+            self._retry_later(active, error)
 
-    def _note(self, live: ActiveSubscription) -> None:
-        if not live.subscription.dirty or live.gone:
+    def _note(self, active: ActiveSubscription) -> None:
+        if not active.subscription.dirty or active.gone:
             return
         now = trio.current_time()
-        due = self._due(live, now)
-        if due < live.saving.due:
-            self._alarms.set(live.saving, due)
+        due = self._due(active, now)
+        if due < active.saving.due:
+            self._deadlines.set(active.saving, due)
             if due <= now:
                 self._begin(now)
             else:
                 self._set_timer()
 
-    def _due(self, live: ActiveSubscription, now: float) -> float:
-        haste, saving = live.subscription.haste, live.saving
-        if haste is SaveUrgency.NONE:
-            due = (now // LAZILY + 1) * LAZILY
-        elif haste is SaveUrgency.SOME:
+    def _due(self, active: ActiveSubscription, now: float) -> float:
+        save_urgency, saving = active.subscription.save_urgency, active.saving
+        if save_urgency is SaveUrgency.NONE:
+            due = (now // SAVE_INTERVAL + 1) * SAVE_INTERVAL
+        elif save_urgency is SaveUrgency.SOME:
             due = max(now, saving.began + SPACING)
         else:
             due = now
@@ -73,7 +73,7 @@ class CursorSaver:
     async def run(self) -> None:
         """Save what is due until cancelled."""
         while True:
-            self._wakes_at = NEVER if self._under_way else self._alarms.first()
+            self._wakes_at = NEVER if self._under_way else self._deadlines.first()
             with trio.move_on_at(self._wakes_at):
                 await self._wake.wait()
             self._wake = trio.Event()
@@ -81,7 +81,7 @@ class CursorSaver:
 
     def _set_timer(self) -> None:
         """Wake the timer if it would come too late; the end of a transaction looks by itself."""
-        if not self._under_way and self._alarms.first() < self._wakes_at:
+        if not self._under_way and self._deadlines.first() < self._wakes_at:
             self._wake.set()
 
     # Saving
@@ -90,77 +90,77 @@ class CursorSaver:
         """Save all that is due, unless a transaction is under way."""
         if self._under_way:
             return
-        due = [saving.live for saving in self._alarms.pop_due(now) if not saving.live.gone]
-        saves = [save for live in due if (save := self._take_or_try_again(live, now))]
+        due = [saving.active for saving in self._deadlines.pop_due(now) if not saving.active.gone]
+        saves = [save for active in due if (save := self._snapshot_or_retry(active, now))]
         if saves:
             self._under_way = True
             try:
-                self._metadata.put_then({save.live.key: save.value for save in saves}, partial(self._ended, saves))
+                self._metadata.put_then({save.active.key: save.value for save in saves}, partial(self._ended, saves))
             except Exception as error:
                 for save in saves:
-                    save.live.saving.fault.note(error)
+                    save.active.saving.fault.note(error)
                 self._ended(saves, Internal("the state of subscriptions could not be stored"))
 
-    def _take_or_try_again(self, live: ActiveSubscription, now: float) -> PendingSave | None:
+    def _snapshot_or_retry(self, active: ActiveSubscription, now: float) -> PendingSave | None:
         """Return the state of a subscription to be saved; if that fails it is tried again, and the others are saved."""
         try:
-            return self._take(live, now)
+            return self._take(active, now)
         except Exception as error:
-            self._put_off(live, error)
+            self._retry_later(active, error)
             return None
 
-    def _put_off(self, live: ActiveSubscription, error: Exception) -> None:
-        self._alarms.set(live.saving, trio.current_time() + live.saving.fault.note(error))
+    def _retry_later(self, active: ActiveSubscription, error: Exception) -> None:
+        self._deadlines.set(active.saving, trio.current_time() + active.saving.fault.note(error))
         self._set_timer()
 
     def _ended(self, saves: Sequence[PendingSave], error: BrokerError | None) -> None:
         try:
             if error is not None:  # the metadata has logged it
-                self._try_again(saves)
+                self._retry_saves(saves)
                 return
             for save in saves:
-                with self._faults.contained(f"the end of a save of subscription {save.live.name}"):
-                    save.live.saving.fault.end()
-                    if save.live.subscription.saved(save.number):
-                        self._serve(save.live)
+                with self._faults.contained(f"the end of a save of subscription {save.active.name}"):
+                    save.active.saving.fault.end()
+                    if save.active.subscription.saved(save.number):
+                        self._serve(save.active)
         finally:
             self._under_way = False
             self._begin(trio.current_time())
             self._set_timer()
 
-    async def save(self, live: ActiveSubscription) -> None:
+    async def save(self, active: ActiveSubscription) -> None:
         """Return when the state as it is now is durable. Raises BrokerError, and then tries again by itself.
 
         Raises UnknownSubscription if it has been removed: nothing of it may come back.
         """
-        live.check_in_service()
-        save = self._take(live, trio.current_time())
+        active.check_in_service()
+        save = self._take(active, trio.current_time())
         try:
-            await self._metadata.put(live.key, save.value)
+            await self._metadata.put(active.key, save.value)
         except BaseException:
-            self._try_again([save])
+            self._retry_saves([save])
             raise
-        live.saving.fault.end()
-        live.subscription.saved(save.number)
+        active.saving.fault.end()
+        active.subscription.saved(save.number)
 
-    async def finish(self, lives: Iterable[ActiveSubscription]) -> None:
+    async def finish(self, subscriptions: Iterable[ActiveSubscription]) -> None:
         """Make durable what is out of date. Raises BrokerError."""
-        for live in lives:
-            due = live.subscription.dirty or live.saving.due < NEVER
-            if due and (save := self._take_or_try_again(live, trio.current_time())):
-                self._metadata.put_soon(live.key, save.value)
+        for active in subscriptions:
+            due = active.subscription.dirty or active.saving.due < NEVER
+            if due and (save := self._snapshot_or_retry(active, trio.current_time())):
+                self._metadata.put_soon(active.key, save.value)
         await self._metadata.flush()
 
-    def _take(self, live: ActiveSubscription, now: float) -> PendingSave:
-        saving = live.saving
+    def _take(self, active: ActiveSubscription, now: float) -> PendingSave:
+        saving = active.saving
         saving.due, saving.began = NEVER, now
-        save = live.to_save()
+        save = active.to_save()
         saving.took = trio.current_time() - now
         return save
 
-    def _try_again(self, saves: Sequence[PendingSave]) -> None:
+    def _retry_saves(self, saves: Sequence[PendingSave]) -> None:
         self._not_before = trio.current_time() + RETRY
-        for live in (save.live for save in saves):
-            if not live.gone and live.saving.due > self._not_before:
-                self._alarms.set(live.saving, self._not_before)
+        for active in (save.active for save in saves):
+            if not active.gone and active.saving.due > self._not_before:
+                self._deadlines.set(active.saving, self._not_before)
         self._set_timer()

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 
 import msgspec
 
-from qb.core.broker.fetching import messages
 from qb.core.wire.frames import MAX_PROPERTIES, RESERVED, Frame, decode_frame, encode_properties
 from qb.storage.engine import Metadata, PartitionLog
 
@@ -92,7 +91,9 @@ class DeadLetterReader:
         at = max(log.first_offset, done.floor)
         while at < log.end_offset and len(letters) < most:
             chunk = await log.read(at, READ_BYTES)
-            found = [_letter(frame) for frame in messages(chunk) if _belongs(frame, subscription_id)]
+            frames = [decode_frame(chunk.data, position) for position in chunk.positions]
+            frames = [decode_frame(chunk.data, position) for position in chunk.positions]
+            found = [_letter(frame) for frame in frames if _belongs(frame, subscription_id)]
             letters += [letter for letter in found if letter.number not in done]
             at = chunk.next_offset
         return letters[:most]

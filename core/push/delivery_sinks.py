@@ -8,7 +8,7 @@ FULL = 524_288  # bytes that wait for the peer to read; past this, its subscript
 
 
 class PushedRun(NamedTuple):
-    """What is pushed: a run of stored frames with what is to be said of them."""
+    """A run of stored frames that is pushed, and its description."""
 
     subscription_id: str
     topic: str
@@ -35,4 +35,4 @@ class DeliverySink(Protocol):
         """Push a run. Does not block."""
 
     def removed(self, subscription_id: str, reason: str) -> None:
-        """Tell it that the subscription is no more."""
+        """Notify it that the subscription is removed."""

@@ -10,7 +10,7 @@ from qb.storage.engine import PartitionLog, StoredChunk
 READ_BYTES = 1_048_576
 
 
-Frames = bytes | memoryview  # a memoryview keeps the whole batch in memory: it is sent, or copied by those who keep it
+Frames = bytes | memoryview  # a memoryview keeps the whole batch in memory: send it, or copy it to keep it
 
 
 def cut(chunk: StoredChunk, run: range) -> Frames:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import trio
 
-from qb.core.broker.positions import resolve
+from qb.core.positions import resolve
 from qb.core.push.active_subscription import ActiveSubscription
 from qb.core.push.dead_letters import DeadLetterReader, DeadLetterView, properties_of
 from qb.core.push.delivery_rounds import DeliveryRounds
@@ -40,7 +40,7 @@ class SubscriptionManager:
         self._store = store
         self._dead_letters = DeadLetterReader(engine.metadata)
         self._changing = trio.Lock()  # held while subscriptions, and topics below them, come or go
-        self.deliveries = DeliveryRounds(engine.metadata, self._bury)
+        self.deliveries = DeliveryRounds(engine.metadata, self._store_dead_letter)
         self._restore()
 
     def _restore(self) -> None:
@@ -70,12 +70,12 @@ class SubscriptionManager:
             raise UnknownTopic(check_name("topic", topic))
         return {partition: self._engine.log(topic, partition) for partition in range(known.partitions)}
 
-    def live(self, subscription_id: str) -> ActiveSubscription:
+    def active(self, subscription_id: str) -> ActiveSubscription:
         """Return a subscription in service. Raises UnknownSubscription, BadName."""
-        live = self.deliveries.get(subscription_id)
-        if live is None:
+        active = self.deliveries.get(subscription_id)
+        if active is None:
             raise UnknownSubscription(check_name("subscription", subscription_id))
-        return live
+        return active
 
     # Making and removing
 
@@ -111,18 +111,18 @@ class SubscriptionManager:
             )
         return self._summary(known)
 
-    async def _add(self, live: ActiveSubscription) -> dict[str, Any]:
+    async def _add(self, active: ActiveSubscription) -> dict[str, Any]:
         """Put a new one into service, durably; to be called with the lock held, so that its topic stays."""
-        with trio.CancelScope(shield=True):  # it is made as a whole, whoever goes away meanwhile
-            await self._engine.metadata.put(live.key, live.to_save().value)
-        self.deliveries.add(live)
-        self.deliveries.add_partitions(live, self._logs(live.topic))  # the topic may have grown meanwhile
-        return self._summary(live)
+        with trio.CancelScope(shield=True):  # it is made as a whole, even if the caller is cancelled
+            await self._engine.metadata.put(active.key, active.to_save().value)
+        self.deliveries.add(active)
+        self.deliveries.add_partitions(active, self._logs(active.topic))  # the topic may have grown meanwhile
+        return self._summary(active)
 
     async def delete(self, subscription_id: str) -> dict[str, Any]:
-        """Remove a subscription; whoever had joined it is told. Raises UnknownSubscription."""
+        """Remove a subscription and notify its subscribers. Raises UnknownSubscription."""
         async with self._changing:
-            await self._remove([self.live(subscription_id)], "the subscription was deleted")
+            await self._remove([self.active(subscription_id)], "the subscription was deleted")
         return {}
 
     async def delete_topic(self, topic: str, if_unused: bool) -> None:
@@ -131,28 +131,28 @@ class SubscriptionManager:
             self._logs(topic)
             used_by = self.on_topic(topic)
             if if_unused and used_by:
-                names = ", ".join(sorted(live.name for live in used_by))
+                names = ", ".join(sorted(active.name for active in used_by))
                 raise TopicInUse(f"topic {topic!r} has subscriptions: {names}")
             with trio.CancelScope(shield=True):
                 await self._remove(used_by, f"topic {topic!r} was deleted")
                 await self._engine.delete_topic(topic)
 
-    async def _remove(self, lives: list[ActiveSubscription], reason: str) -> None:
-        for live in lives:
-            self.deliveries.remove(live, reason)
-        await self._engine.metadata.delete(*(key for live in lives for key in _keys(live.name)))
+    async def _remove(self, subscriptions: list[ActiveSubscription], reason: str) -> None:
+        for active in subscriptions:
+            self.deliveries.remove(active, reason)
+        await self._engine.metadata.delete(*(key for active in subscriptions for key in _keys(active.name)))
 
     def partitions_added(self, topic: str) -> None:
         """Serve the new partitions of a topic from their beginning."""
         logs = self._logs(topic)
-        for live in self.on_topic(topic):
-            self.deliveries.add_partitions(live, logs)
+        for active in self.on_topic(topic):
+            self.deliveries.add_partitions(active, logs)
 
     async def fork(self, subscription_id: str, new_id: str) -> dict[str, Any]:
         """Make a subscription that stands exactly where another one stands. Raises SubscriptionExists."""
         check_name("subscription", new_id)
         async with self._changing:
-            source = self.live(subscription_id)
+            source = self.active(subscription_id)
             if self.deliveries.get(new_id) is not None:
                 raise SubscriptionExists(f"subscription {new_id!r} exists already")
             snapshot = source.subscription.snapshot().forked()
@@ -165,35 +165,35 @@ class SubscriptionManager:
 
     def on_topic(self, topic: str) -> list[ActiveSubscription]:
         """Return the subscriptions of a topic."""
-        return [live for live in self.deliveries if live.topic == topic]
+        return [active for active in self.deliveries if active.topic == topic]
 
     async def list_all(self, topic: str | None = None) -> list[dict[str, Any]]:
         """Return all subscriptions, or those of one topic, by name."""
-        lives = sorted(self.deliveries, key=lambda live: live.name)
-        return [self._summary(live) for live in lives if topic is None or live.topic == topic]
+        subscriptions = sorted(self.deliveries, key=lambda active: active.name)
+        return [self._summary(active) for active in subscriptions if topic is None or active.topic == topic]
 
-    def _summary(self, live: ActiveSubscription) -> dict[str, Any]:
+    def _summary(self, active: ActiveSubscription) -> dict[str, Any]:
         return {
-            "subscription_id": live.name,
-            "topic": live.topic,
-            "created_ms": live.created_ms,
-            "paused": live.subscription.paused,
-            "subscribers": len(live.outlets),
-            "options": msgspec.to_builtins(live.subscription.options),
+            "subscription_id": active.name,
+            "topic": active.topic,
+            "created_ms": active.created_ms,
+            "paused": active.subscription.paused,
+            "subscribers": len(active.sinks),
+            "options": msgspec.to_builtins(active.subscription.options),
         }
 
     async def describe(self, subscription_id: str) -> dict[str, Any]:
         """Return a subscription in numbers. Raises UnknownSubscription."""
-        live = self.live(subscription_id)
-        numbers = msgspec.to_builtins(live.subscription.describe(live.ends()))
-        oldest = await self._oldest_unacked_ms(live)
+        active = self.active(subscription_id)
+        numbers = msgspec.to_builtins(active.subscription.describe(active.ends()))
+        oldest = await self._oldest_unacked_ms(active)
         age = None if oldest is None else max(0, now_ms() - oldest) / 1000
-        return {**numbers, **self._summary(live), **numbers, "oldest_unacked_age": age, "fault": live.fault}
+        return {**numbers, **self._summary(active), **numbers, "oldest_unacked_age": age, "fault": active.fault}
 
-    async def _oldest_unacked_ms(self, live: ActiveSubscription) -> int | None:
+    async def _oldest_unacked_ms(self, active: ActiveSubscription) -> int | None:
         times = []
-        for partition, log in live.logs.items():
-            floor = max(live.subscription.floor(partition), log.first_offset)
+        for partition, log in active.logs.items():
+            floor = max(active.subscription.floor(partition), log.first_offset)
             if floor < log.end_offset:
                 chunk = await log.read(floor, 1)
                 times.append(int.from_bytes(chunk.frames[16:24], "big"))  # the frame's timestamp
@@ -201,84 +201,84 @@ class SubscriptionManager:
 
     async def explain(self, subscription_id: str, offset: int, partition: int = 0) -> dict[str, str]:
         """Say why a message is where it is. Raises UnknownSubscription, BadRequest."""
-        live = self.live(subscription_id)
-        if partition not in live.logs:
-            raise BadRequest(f"topic {live.topic!r} has no partition {partition}")
-        end = live.logs[partition].end_offset
-        text = live.subscription.explain(partition, offset, end, trio.current_time())
-        return {"text": f"the subscription stands still: {live.fault}; {text}" if live.fault else text}
+        active = self.active(subscription_id)
+        if partition not in active.logs:
+            raise BadRequest(f"topic {active.topic!r} has no partition {partition}")
+        end = active.logs[partition].end_offset
+        text = active.subscription.explain(partition, offset, end, trio.current_time())
+        return {"text": f"the subscription stands still: {active.fault}; {text}" if active.fault else text}
 
     # Changing
 
     async def pause(self, subscription_id: str) -> dict[str, Any]:
         """Deliver nothing until resume()."""
-        return await self._changed(self.live(subscription_id), Subscription.pause)
+        return await self._changed(self.active(subscription_id), Subscription.pause)
 
     async def resume(self, subscription_id: str) -> dict[str, Any]:
         """Deliver again."""
-        return await self._changed(self.live(subscription_id), Subscription.resume)
+        return await self._changed(self.active(subscription_id), Subscription.resume)
 
     async def seek(self, subscription_id: str, to: int | str, partition: int | None = None) -> dict[str, Any]:
         """Begin anew at an offset or a time, in one partition or in all. Raises BadRequest."""
-        live = self.live(subscription_id)
-        chosen = live.logs if partition is None else {partition: live.logs.get(partition)}
+        active = self.active(subscription_id)
+        chosen = active.logs if partition is None else {partition: active.logs.get(partition)}
         targets: dict[int, int] = {}
         for number, log in chosen.items():
             if log is None:
-                raise BadRequest(f"topic {live.topic!r} has no partition {number}")
+                raise BadRequest(f"topic {active.topic!r} has no partition {number}")
             targets[number] = await resolve(log, to)
 
         def move(subscription: Subscription) -> None:
             for number, offset in targets.items():
                 subscription.seek(number, offset)
 
-        return await self._changed(live, move)
+        return await self._changed(active, move)
 
-    async def _changed(self, live: ActiveSubscription, change: Callable[[Subscription], None]) -> dict[str, Any]:
+    async def _changed(self, active: ActiveSubscription, change: Callable[[Subscription], None]) -> dict[str, Any]:
         """Change a subscription durably, and look what it decides now."""
-        change(live.subscription)
-        await self.deliveries.save(live)
-        self.deliveries.touch(live)
-        return self._summary(live)
+        change(active.subscription)
+        await self.deliveries.save(active)
+        self.deliveries.serve_soon(active)
+        return self._summary(active)
 
     # Dead letters
 
-    async def _bury(self, live: ActiveSubscription, letter: DeadLetterDecision, frame: bytes) -> None:
+    async def _store_dead_letter(self, active: ActiveSubscription, letter: DeadLetterDecision, frame: bytes) -> None:
         properties, message = properties_of(
-            frame, live.name, live.topic, letter.partition, letter.attempts, letter.reason
+            frame, active.name, active.topic, letter.partition, letter.attempts, letter.reason
         )
-        target = live.subscription.options.dead_letters_of(live.name)
+        target = active.subscription.options.dead_letters_of(active.name)
         if target not in self._engine.topics():
             async with self._changing:
-                live.check_in_service()
+                active.check_in_service()
                 await self._make_topic(target)
         await self._store(target, message.body, 0, message.properties.get("key"), properties)
 
     async def dead_letters(self, subscription_id: str, max: int = 100) -> list[DeadLetterView]:
         """Return the letters that are neither retried nor purged, oldest first."""
-        live = self.live(subscription_id)
-        target = live.subscription.options.dead_letters_of(live.name)
+        active = self.active(subscription_id)
+        target = active.subscription.options.dead_letters_of(active.name)
         if target not in self._engine.topics():
             return []
-        return await self._dead_letters.read(live.name, self._engine.log(target, 0), max)
+        return await self._dead_letters.read(active.name, self._engine.log(target, 0), max)
 
     async def retry_dead_letters(self, subscription_id: str, numbers: list[int] | None = None) -> dict[str, int]:
         """Deliver dead-lettered messages again, to this subscription alone."""
-        live = self.live(subscription_id)
+        active = self.active(subscription_id)
         letters = await self._chosen(subscription_id, numbers)
         for letter in letters:
-            live.subscription.retry(letter.partition, letter.offset, letter.key)
-        await self.deliveries.save(live)
-        live.check_in_service()
-        await self._dead_letters.note_done(live.name, [letter.number for letter in letters])
-        self.deliveries.touch(live)
+            active.subscription.retry(letter.partition, letter.offset, letter.key)
+        await self.deliveries.save(active)
+        active.check_in_service()
+        await self._dead_letters.note_done(active.name, [letter.number for letter in letters])
+        self.deliveries.serve_soon(active)
         return {"retried": len(letters)}
 
     async def purge_dead_letters(self, subscription_id: str, numbers: list[int] | None = None) -> dict[str, int]:
         """Forget dead letters."""
-        live = self.live(subscription_id)
+        active = self.active(subscription_id)
         letters = await self._chosen(subscription_id, numbers)
-        live.check_in_service()
+        active.check_in_service()
         await self._dead_letters.note_done(subscription_id, [letter.number for letter in letters])
         return {"purged": len(letters)}
 

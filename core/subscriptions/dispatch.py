@@ -1,13 +1,13 @@
-"""Who gets what now."""
+"""Decides which messages go to which subscribers now."""
 
 from __future__ import annotations
 
 from itertools import groupby, islice
 
-from qb.core.subscriptions.cursor import Cursor
 from qb.core.subscriptions.failures import expire
-from qb.core.subscriptions.leases import JoinedSubscriber
-from qb.core.subscriptions.message_records import MessagePlace, MessageRecord
+from qb.core.subscriptions.messages.cursor import Cursor
+from qb.core.subscriptions.messages.leases import JoinedSubscriber
+from qb.core.subscriptions.messages.message_records import MessagePlace, MessageRecord
 from qb.core.subscriptions.push_decisions import DeadLetterDecision, Decision, PushDecision
 from qb.core.subscriptions.subscription_state import MAX_WAITING, SubscriptionState
 from qb.core.wire.offset_runs import runs_of
@@ -16,19 +16,19 @@ from qb.core.wire.offset_runs import runs_of
 def decide(state: SubscriptionState, now: float) -> list[Decision]:
     """Carry out what is due, and return everything that should be done now."""
     expire(state, list(state.deadlines.pop_due(now)), now)
-    for record in state.resting.pop_due(now):
-        if record.place is MessagePlace.DYING:
-            state.make_die(record)
+    for record in state.backing_off.pop_due(now):
+        if record.place is MessagePlace.DEAD_LETTERING:
+            state.make_dead_lettering(record)
         else:
             state.make_ready(record)
-    dead_letters: list[DeadLetterDecision] = state.dying
-    state.dying = []
+    dead_letters: list[DeadLetterDecision] = state.dead_lettering
+    state.dead_lettering = []
     return [*dead_letters, *_deliveries(state, now)]
 
 
 def next_wakeup(state: SubscriptionState, now: float) -> float:
     """Return when decide() has to be called again if nothing else happens, or NEVER."""
-    wakeup = min(state.deadlines.first(), state.resting.first())
+    wakeup = min(state.deadlines.first(), state.backing_off.first())
     breaker = state.breaker
     if breaker.open and breaker.next_probe > now and not state.paused and _has_work(state):
         wakeup = min(wakeup, breaker.next_probe)
@@ -37,14 +37,14 @@ def next_wakeup(state: SubscriptionState, now: float) -> float:
 
 def _has_work(state: SubscriptionState) -> bool:
     fresh = any(cursor.next < cursor.end for cursor in state.cursors.values())
-    return bool(len(state.turn) and (fresh or state.queue.may_have_work() or state.lonely))
+    return bool(len(state.round_robin) and (fresh or state.queue.may_have_work() or state.isolated))
 
 
 def _deliveries(state: SubscriptionState, now: float) -> list[PushDecision]:
     limit = state.breaker.allowance(now)
     if state.paused or limit == 0:
         return []
-    deliveries = _offer_alone(state, now)
+    deliveries = _offer_isolated(state, now)
     if not (limit and deliveries):
         deliveries += _offer_ready(state, now, limit)
     if not (limit and deliveries):
@@ -54,14 +54,14 @@ def _deliveries(state: SubscriptionState, now: float) -> list[PushDecision]:
     return deliveries
 
 
-def _offer_alone(state: SubscriptionState, now: float) -> list[PushDecision]:
-    """Give the first lonely message to a subscriber that has nothing else, or begin to empty one for it."""
+def _offer_isolated(state: SubscriptionState, now: float) -> list[PushDecision]:
+    """Give the first isolated message to a subscriber that has nothing else, or begin to empty one for it."""
     if state.host is not None:
         if state.host.in_flight:
             return []
         state.host.reserved = False
         state.host = None
-    able = (record for record in state.lonely if state.queue.is_first(record))
+    able = (record for record in state.isolated if state.queue.is_first(record))
     record = min(able, key=lambda record: record.offset, default=None)
     host = _choose_host(state, record) if record else None
     if record is None or host is None:
@@ -76,17 +76,19 @@ def _offer_alone(state: SubscriptionState, now: float) -> list[PushDecision]:
 
 def _choose_host(state: SubscriptionState, record: MessageRecord) -> JoinedSubscriber | None:
     owner = state.queue.owner(record)
-    hosts = [member for member in state.turn if not member.blocked and owner in (None, member)]
+    hosts = [member for member in state.round_robin if not member.blocked and owner in (None, member)]
     idle = (host for host in hosts if not host.in_flight)
     return next(idle, hosts[0] if hosts else None)
 
 
 def _offer_ready(state: SubscriptionState, now: float, limit: int | None) -> list[PushDecision]:
-    hands: dict[JoinedSubscriber, list[MessageRecord]] = {}
-    for subscriber, record in islice(state.queue.assign(state.turn), limit):
-        subscriber.promised += 1
-        hands.setdefault(subscriber, []).append(record)
-    return [deliver for subscriber, records in hands.items() for deliver in _hand_over(state, subscriber, records, now)]
+    assigned: dict[JoinedSubscriber, list[MessageRecord]] = {}
+    for subscriber, record in islice(state.queue.assign(state.round_robin), limit):
+        subscriber.assigned += 1
+        assigned.setdefault(subscriber, []).append(record)
+    return [
+        deliver for subscriber, records in assigned.items() for deliver in _hand_over(state, subscriber, records, now)
+    ]
 
 
 def _hand_over(
@@ -94,10 +96,10 @@ def _hand_over(
 ) -> list[PushDecision]:
     """Lease these records to the subscriber, in this order."""
     deliveries = []
-    subscriber.promised = 0
+    subscriber.assigned = 0
     for record in records:
         state.make_leased(record, subscriber)
-    for (partition, attempt, suspects), group in groupby(records, key=_alike):
+    for (partition, attempt, suspects), group in groupby(records, key=_common):
         runs = tuple(runs_of(record.offset for record in group))
         for run in runs:
             state.lease(subscriber, partition, run, attempt, recorded=True, now=now)
@@ -105,8 +107,8 @@ def _hand_over(
     return deliveries
 
 
-def _alike(record: MessageRecord) -> tuple[int, int, bool]:
-    """What messages have in common that go out in one delivery."""
+def _common(record: MessageRecord) -> tuple[int, int, bool]:
+    """What the messages of one delivery have in common."""
     return record.partition, record.attempts, bool(record.suspicions)
 
 
@@ -115,31 +117,31 @@ def _offer_fresh(state: SubscriptionState, now: float, limit: int | None) -> lis
     backlogs = [cursor for cursor in state.rotation if cursor.next < cursor.end]
     if not backlogs or state.waiting() >= MAX_WAITING:
         return []
-    room = state.turn.room() if limit is None else min(limit, state.turn.room())
+    room = state.round_robin.room() if limit is None else min(limit, state.round_robin.room())
     deliveries: list[PushDecision] = []
     while backlogs and room > 0:
         share = -(-room // len(backlogs))
         for cursor in backlogs:
             count = min(share, room, cursor.end - cursor.next)
             room -= count
-            deliveries += _deal(state, cursor, count, now)
+            deliveries += _lease_fresh(state, cursor, count, now)
         backlogs = [cursor for cursor in backlogs if cursor.next < cursor.end]
     state.rotation.append(state.rotation.pop(0))
     return deliveries
 
 
-def _deal(state: SubscriptionState, cursor: Cursor, count: int, now: float) -> list[PushDecision]:
-    dealt = state.turn.deal(cursor.next, count)
+def _lease_fresh(state: SubscriptionState, cursor: Cursor, count: int, now: float) -> list[PushDecision]:
+    distributed = state.round_robin.distribute(cursor.next, count)
     cursor.next += count
-    for subscriber, run in dealt:
+    for subscriber, run in distributed:
         state.lease(subscriber, cursor.partition, run, 1, recorded=False, now=now)
-    return [PushDecision(subscriber.name, cursor.partition, (run,), 1) for subscriber, run in dealt]
+    return [PushDecision(subscriber.name, cursor.partition, (run,), 1) for subscriber, run in distributed]
 
 
 def wanted(state: SubscriptionState, partition: int) -> range:
     """Return which fresh messages could go out beyond those at hand: read and offer them, as far as they exist."""
     cursor = state.cursor(partition)
-    room = 0 if state.paused or state.waiting() >= MAX_WAITING else state.turn.room()
+    room = 0 if state.paused or state.waiting() >= MAX_WAITING else state.round_robin.room()
     if state.breaker.open:
         room = 0 if state.queue.may_have_work() else min(room, 1)
     return range(cursor.end, max(cursor.end, cursor.next + room))

@@ -1,9 +1,9 @@
-"""Deliveries that ended without an ack, and who is to blame."""
+"""Deliveries that ended without an ack, and the messages that are charged for it."""
 
 from __future__ import annotations
 
-from qb.core.subscriptions.leases import JoinedSubscriber, Lease
-from qb.core.subscriptions.message_records import MessageRecord, UnexplainedDeath
+from qb.core.subscriptions.messages.leases import JoinedSubscriber, Lease
+from qb.core.subscriptions.messages.message_records import MessageRecord, UnexplainedDeath
 from qb.core.subscriptions.subscription_state import SubscriptionState
 
 MAX_REASON = 500  # characters
@@ -18,16 +18,16 @@ def fail(
     charged: bool = True,
     delay: float | None = None,
 ) -> None:
-    """Let a message rest, or die of its failures."""
+    """Let a message back off, or dead-letter it after too many failures."""
     record.reason = reason[:MAX_REASON]
     record.failures += charged
     limit = state.options.max_deliveries
     if charged and limit and record.failures >= limit:
-        state.make_die(record)
+        state.make_dead_lettering(record)
         return
     if delay is None:
         delay = state.options.backoff.delay(record.failures, state.random)
-    state.make_rest(record, now + delay)
+    state.make_backing_off(record, now + delay)
 
 
 def expire(state: SubscriptionState, leases: list[Lease], now: float) -> None:
@@ -54,29 +54,29 @@ def take_back_followers(state: SubscriptionState, record: MessageRecord) -> None
 
 
 def leave(state: SubscriptionState, name: str) -> None:
-    """Let a subscriber go; what it holds goes to the others at once and is not held against anything."""
+    """Remove a subscriber; what it holds goes to the others at once, without a charge."""
     for record in _remove(state, state.member(name)):
         state.make_ready(record)
 
 
 def died(state: SubscriptionState, name: str, now: float) -> None:
-    """Let a subscriber go that ended without a word, and find out which message may have been the cause."""
+    """Remove a subscriber whose connection was lost, and find the messages that may have caused it."""
     subscriber = state.member(name)
-    named = subscriber.in_hand
+    named = subscriber.started
     records = _remove(state, subscriber)
-    in_hand = _maybe_in_hand(records, named, subscriber.announces)
-    if len(in_hand) > 1:
-        _suspect(in_hand, together=bool(named))
+    started = _maybe_started(records, named, subscriber.announces)
+    if len(started) > 1:
+        _suspect(started, together=bool(named))
     for record in records:
-        if in_hand == [record]:
+        if started == [record]:
             record.alone = True
-            record.take_the_blame()
+            record.charge_deaths()
             fail(state, record, f"{name} died while it had this message in hand", now)
         else:
             state.make_ready(record)
 
 
-def _maybe_in_hand(records: list[MessageRecord], named: set[tuple[int, int]], announces: bool) -> list[MessageRecord]:
+def _maybe_started(records: list[MessageRecord], named: set[tuple[int, int]], announces: bool) -> list[MessageRecord]:
     if named:
         return [record for record in records if (record.partition, record.offset) in named]
     if announces:
@@ -85,7 +85,7 @@ def _maybe_in_hand(records: list[MessageRecord], named: set[tuple[int, int]], an
 
 
 def _suspect(suspects: list[MessageRecord], together: bool) -> None:
-    """Charge nobody yet. Who was named together with others, or is suspect for the second time, goes alone next."""
+    """Charge no message yet. One that was named with others, or is suspect for the second time, goes out alone next."""
     death = UnexplainedDeath()
     for record in suspects:
         record.alone = record.alone or together or bool(record.deaths)
@@ -95,7 +95,7 @@ def _suspect(suspects: list[MessageRecord], together: bool) -> None:
 def _remove(state: SubscriptionState, subscriber: JoinedSubscriber) -> list[MessageRecord]:
     """Take a subscriber out, and return what it held."""
     del state.subscribers[subscriber.name]
-    state.turn.leave(subscriber)
+    state.round_robin.leave(subscriber)
     if state.host is subscriber:
         state.host = None
     records = [record for lease in list(subscriber.leases()) for record in state.take_back(lease, lease.offsets)]

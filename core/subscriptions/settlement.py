@@ -1,13 +1,13 @@
-"""What subscribers say about messages that they hold."""
+"""Acks, nacks, extensions and starts: requests of subscribers about messages that they hold."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from qb.core.subscriptions.cursor import Cursor, Settlement
 from qb.core.subscriptions.failures import fail, take_back_followers
-from qb.core.subscriptions.leases import Lease
-from qb.core.subscriptions.message_records import MessagePlace, MessageRecord
+from qb.core.subscriptions.messages.cursor import Cursor, Settlement
+from qb.core.subscriptions.messages.leases import Lease
+from qb.core.subscriptions.messages.message_records import MessagePlace, MessageRecord
 from qb.core.subscriptions.subscription_options import LONGEST, check_between
 from qb.core.subscriptions.subscription_state import SubscriptionState
 from qb.core.wire.offset_runs import intersect
@@ -20,7 +20,7 @@ def ack(state: SubscriptionState, name: str, partition: int, runs: Iterable[rang
     delivered = range(cursor.next)
     acked = 0
     for run in runs:
-        run = intersect(run, delivered)  # whatever a peer may ask for, its length is now a sane number
+        run = intersect(run, delivered)  # bounds what a peer may name
         left = len(run)
         for lease, part in subscriber.find(partition, run):
             _settle_leased(state, cursor, lease, part)
@@ -30,7 +30,7 @@ def ack(state: SubscriptionState, name: str, partition: int, runs: Iterable[rang
             left -= _ack_late(state, cursor, name, run, now)
         acked += len(run) - left
     if acked:
-        subscriber.keep_places(acked, state.snapshots + 1)
+        subscriber.note_unsaved(acked, state.snapshots + 1)
         state.acked += acked
         state.breaker.acked(acked, now)
     return acked
@@ -44,10 +44,10 @@ def _settle_leased(state: SubscriptionState, cursor: Cursor, lease: Lease, part:
 
 
 def _ack_late(state: SubscriptionState, cursor: Cursor, name: str, run: range, now: float) -> int:
-    """Settle those of the run whose lease has ended and that nobody else has got since."""
+    """Settle those of the run whose lease has ended and that no other subscriber has got since."""
     offsets = run if len(run) < len(cursor.waiting) else [offset for offset in cursor.waiting if offset in run]
     late = [cursor.waiting[offset] for offset in offsets if offset in cursor.waiting]
-    late = [record for record in late if record.holder == name and record.place is not MessagePlace.DYING]
+    late = [record for record in late if record.holder == name and record.place is not MessagePlace.DEAD_LETTERING]
     for record in late:
         state.settle(record)
         cursor.settlements.append(Settlement(range(record.offset, record.offset + 1), now, f"acked by {name}"))
@@ -118,5 +118,5 @@ def started(state: SubscriptionState, name: str, partition: int, offset: int) ->
     subscriber = state.member(name)
     if not subscriber.find(partition, range(offset, offset + 1)):
         return False
-    subscriber.in_hand.add((partition, offset))
+    subscriber.started.add((partition, offset))
     return True

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from qb.core.subscriptions.cursor import Cursor
-from qb.core.subscriptions.message_records import MessageRecord, UnexplainedDeath
+from qb.core.subscriptions.messages.cursor import Cursor
+from qb.core.subscriptions.messages.message_records import MessageRecord, UnexplainedDeath
 from qb.core.subscriptions.subscription_options import SubscriptionMode, SubscriptionOptions
 from qb.core.subscriptions.subscription_state import SubscriptionState
 from qb.core.wire.errors import BadRequest
@@ -18,7 +18,7 @@ from qb.core.wire.offset_runs import runs_of
 
 
 class OpenRun(msgspec.Struct, frozen=True, array_like=True):
-    """Messages in flight or waiting that are alike."""
+    """Messages in flight or waiting that have the same history."""
 
     first: int
     count: int
@@ -97,7 +97,7 @@ def _open_runs(state: SubscriptionState, cursor: Cursor, deaths: dict[int, int])
 
 
 def restore(name: str, snapshot: SubscriptionSnapshot, now: float, random: Random) -> SubscriptionState:
-    """Return the state as it was, with nobody joined: what was in flight is ready again."""
+    """Return the state as it was, without subscribers: what was in flight is ready again."""
     starts = {partition.partition: partition.next for partition in snapshot.partitions}
     state = SubscriptionState(name, snapshot.options, starts, random)
     state.paused = snapshot.paused
@@ -127,8 +127,8 @@ def _reopen(state: SubscriptionState, record: MessageRecord, now: float) -> None
         state.keyed.admit(record)
     limit = state.options.max_deliveries
     if limit and record.failures >= limit:
-        state.make_die(record)
+        state.make_dead_lettering(record)
     elif record.failures:
-        state.make_rest(record, now + state.options.backoff.delay(record.failures, state.random))
+        state.make_backing_off(record, now + state.options.backoff.delay(record.failures, state.random))
     else:
         state.make_ready(record)

@@ -1,6 +1,6 @@
-"""The door to one subscription; every call that the broker makes.
+"""One subscription: every call that the broker makes.
 
-Tell it what happened (join, offer, ack, ...), then ask decide() what to do: it is asked once for many events. `now` is
+Events go in (join, offer, ack, ...), decide() returns what to do: one call for many events. `now` is
 in seconds, from any clock that does not go back. Nothing here blocks. docs/SUBSCRIPTIONS.md is the contract.
 """
 
@@ -14,10 +14,10 @@ from qb.core.subscriptions import failures, snapshot
 from qb.core.subscriptions import save_urgency as saving
 from qb.core.subscriptions import settlement as settle
 from qb.core.subscriptions import subscription_report as report
-from qb.core.subscriptions.cursor import Cursor, Settlement
-from qb.core.subscriptions.deadlines import NEVER
-from qb.core.subscriptions.leases import JoinedSubscriber
-from qb.core.subscriptions.message_records import MessagePlace, MessageRecord
+from qb.core.subscriptions.messages.cursor import Cursor, Settlement
+from qb.core.subscriptions.messages.deadlines import NEVER
+from qb.core.subscriptions.messages.leases import JoinedSubscriber
+from qb.core.subscriptions.messages.message_records import MessagePlace, MessageRecord
 from qb.core.subscriptions.push_decisions import Decision
 from qb.core.subscriptions.save_urgency import SaveUrgency
 from qb.core.subscriptions.snapshot import SubscriptionSnapshot
@@ -41,12 +41,12 @@ class Subscription:
 
     @classmethod
     def restore(cls, name: str, saved: SubscriptionSnapshot, now: float, random: Random) -> Subscription:
-        """Return the subscription that a snapshot was taken of, with nobody joined."""
+        """Return the subscription that a snapshot was taken of, without subscribers."""
         subscription = cls.__new__(cls)
         subscription._state = snapshot.restore(name, saved, now, random)
         return subscription
 
-    # What the broker asks
+    # Questions of the broker
 
     def decide(self, now: float) -> list[Decision]:
         """Carry out what is due and return what to do now, in this order. Call it after every change."""
@@ -76,12 +76,12 @@ class Subscription:
         return self._state.snapshots
 
     @property
-    def haste(self) -> SaveUrgency:
+    def save_urgency(self) -> SaveUrgency:
         """How soon the next snapshot should be made durable, if `dirty`."""
-        return saving.haste(self._state)
+        return saving.save_urgency(self._state)
 
     def saved(self, number: int) -> bool:
-        """The snapshot of this number is durable; returns whether that makes room in somebody's window."""
+        """The snapshot of this number is durable; returns whether that makes room in a window."""
         return saving.saved(self._state, number)
 
     @property
@@ -96,7 +96,7 @@ class Subscription:
 
     @property
     def subscribers(self) -> Sequence[str]:
-        """Who has joined, in the order of joining."""
+        """The names of the subscribers, in the order of joining."""
         return list(self._state.subscribers)
 
     def floor(self, partition: int) -> int:
@@ -121,7 +121,7 @@ class Subscription:
         """Say where a message is and why, given the visible end of its partition. Raises BadRequest."""
         return report.explain(self._state, partition, offset, end, now)
 
-    # What publishers and retention do
+    # Publishes and retention
 
     def offer(self, partition: int, first: int, count: int) -> None:
         """Fresh messages are at hand. Ignored unless they continue what wanted() said. Raises BadRequest."""
@@ -154,7 +154,7 @@ class Subscription:
         cursor.end = max(cursor.end, cursor.next)
         self._state.dirty = True
 
-    # What subscribers do
+    # Subscribers
 
     def join(self, name: str, window: int | None = None, announces: bool = False) -> None:
         """Take part. Raises SubscriptionBusy if the mode has no place, BadRequest."""
@@ -169,14 +169,14 @@ class Subscription:
         most = state.options.max_in_flight
         subscriber = JoinedSubscriber(name, min(window or most, most), announces)
         state.subscribers[name] = subscriber
-        state.turn.join(subscriber)
+        state.round_robin.join(subscriber)
 
     def leave(self, name: str) -> None:
-        """Go in good order; what is still in flight goes to the others. Raises NotJoined."""
+        """Leave in good order; what is still in flight goes to the others. Raises NotJoined."""
         failures.leave(self._state, name)
 
     def died(self, name: str, now: float) -> None:
-        """Go without a word: the connection was lost. Raises NotJoined."""
+        """The subscriber's connection was lost. Raises NotJoined."""
         failures.died(self._state, name, now)
 
     def block(self, name: str, blocked: bool) -> None:
@@ -205,7 +205,7 @@ class Subscription:
         """The handler starts on this message now; False if it is not held. Raises NotJoined, BadRequest."""
         return settle.started(self._state, name, partition, offset)
 
-    # What operators do
+    # Operators
 
     def pause(self) -> None:
         """Deliver nothing until resume()."""
@@ -247,13 +247,13 @@ class Subscription:
         self._state.rotation.append(cursor)
         self._state.dirty = True
 
-    # What became of dead letters
+    # Outcomes of dead letters
 
     def dead_lettered(self, partition: int, offset: int, now: float) -> None:
         """The dead letter is durable: settle the message."""
         cursor = self._state.cursor(partition)
         record = cursor.waiting.get(offset)
-        if record is None or record.place is not MessagePlace.DYING:
+        if record is None or record.place is not MessagePlace.DEAD_LETTERING:
             return  # a seek or retention has been here in between
         self._state.settle(record)
         self._state.dead_lettered += 1
@@ -265,6 +265,6 @@ class Subscription:
     def dead_letter_failed(self, partition: int, offset: int, now: float) -> None:
         """The dead letter could not be stored: decide() brings it again after a backoff."""
         record = self._state.cursor(partition).waiting.get(offset)
-        if record is not None and record.place is MessagePlace.DYING:
+        if record is not None and record.place is MessagePlace.DEAD_LETTERING:
             delay = self._state.options.backoff.delay(record.failures, self._state.random)
-            self._state.resting.set(record, now + max(delay, 1.0))
+            self._state.backing_off.set(record, now + max(delay, 1.0))

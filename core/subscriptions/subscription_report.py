@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from qb.core.subscriptions.cursor import Cursor
-from qb.core.subscriptions.leases import JoinedSubscriber, Lease
-from qb.core.subscriptions.message_records import MessagePlace, MessageRecord
+from qb.core.subscriptions.messages.cursor import Cursor
+from qb.core.subscriptions.messages.leases import JoinedSubscriber, Lease
+from qb.core.subscriptions.messages.message_records import MessagePlace, MessageRecord
 from qb.core.subscriptions.subscription_state import MAX_WAITING, SubscriptionState
 
 LISTED = 5  # subscribers named in one sentence
@@ -65,7 +65,7 @@ def floor(state: SubscriptionState, cursor: Cursor) -> int:
 def describe(state: SubscriptionState, ends: Mapping[int, int]) -> SubscriptionReport:
     """Return the numbers; `ends` are the visible ends of the partitions."""
     partitions = [_partition(state, cursor, ends[cursor.partition]) for cursor in state.cursors.values()]
-    active = set(state.turn)
+    active = set(state.round_robin)
     return SubscriptionReport(
         subscription_id=state.name,
         mode=state.options.mode,
@@ -105,7 +105,7 @@ def explain(state: SubscriptionState, partition: int, offset: int, end: int, now
     if offset < cursor.next:
         return _settled(cursor, offset, now)
     before = offset - cursor.next
-    why = _why_not_sent(state, state.turn, now)
+    why = _why_not_sent(state, state.round_robin, now)
     queue = f" ({before} fresh before it)" if before else ""
     return f"fresh, never delivered{queue}; {why}"
 
@@ -118,7 +118,7 @@ def _lease_of(state: SubscriptionState, partition: int, offset: int) -> Lease | 
 
 def _in_flight(lease: Lease, offset: int, now: float) -> str:
     subscriber = lease.subscriber
-    handling = ", which has it in hand" if (lease.partition, offset) in subscriber.in_hand else ""
+    handling = ", which is handling it" if (lease.partition, offset) in subscriber.started else ""
     alone = ", alone" if subscriber.reserved and subscriber.in_flight == 1 else ""
     return (
         f"in flight to {subscriber.name}{handling}{alone}: attempt {lease.attempt}, "
@@ -130,25 +130,25 @@ def _waiting(state: SubscriptionState, record: MessageRecord, now: float) -> str
     past = f"delivered {record.attempts} times"
     if record.reason:
         past += f", last failure: {record.reason}"
-    if record.place is MessagePlace.DYING:
+    if record.place is MessagePlace.DEAD_LETTERING:
         target = state.options.dead_letters_of(state.name)
         return f"being dead-lettered to {target} after {record.failures} failures; {past}"
-    if record.place is MessagePlace.RESTING:
+    if record.place is MessagePlace.BACKING_OFF:
         return f"in backoff for another {max(0.0, record.due - now):.1f} s; {past}"
-    if record.place is MessagePlace.LONELY:
+    if record.place is MessagePlace.ISOLATED:
         return f"waiting to be offered alone to a subscriber that has nothing else in flight; {past}"
     return f"waiting for its turn, {past}; {_why_not_ready(state, record, now)}"
 
 
 def _why_not_ready(state: SubscriptionState, record: MessageRecord, now: float) -> str:
     if state.keyed is None or record.key is None:
-        return _why_not_sent(state, state.turn, now)
-    lane = state.keyed.lane(record)
-    if before := lane.before(record):
+        return _why_not_sent(state, state.round_robin, now)
+    queue = state.keyed.key_queue(record)
+    if before := queue.before(record):
         return f"behind offset {before.offset} of partition {before.partition}, which has the same key {record.key!r}"
-    if lane.owner is not None:
-        return f"key {record.key!r} belongs to {lane.owner.name}; {_why_not_sent(state, [lane.owner], now)}"
-    return _why_not_sent(state, state.turn, now)
+    if queue.owner is not None:
+        return f"key {record.key!r} belongs to {queue.owner.name}; {_why_not_sent(state, [queue.owner], now)}"
+    return _why_not_sent(state, state.round_robin, now)
 
 
 def _why_not_sent(state: SubscriptionState, members: Iterable[JoinedSubscriber], now: float) -> str:
@@ -156,7 +156,7 @@ def _why_not_sent(state: SubscriptionState, members: Iterable[JoinedSubscriber],
     if state.paused:
         return "the subscription is paused"
     if not members:
-        return "nobody has joined the subscription"
+        return "the subscription has no subscribers"
     if state.breaker.open:
         return f"nearly everything fails, so only probes go out: the next in {state.breaker.next_probe - now:.1f} s"
     if any(member.room > 0 for member in members):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from random import Random
 
-from qb.core.subscriptions.cursor import Cursor
-from qb.core.subscriptions.deadlines import NEVER, Deadlines
-from qb.core.subscriptions.leases import JoinedSubscriber, Lease
-from qb.core.subscriptions.message_records import MessagePlace, MessageRecord
+from qb.core.subscriptions.messages.cursor import Cursor
+from qb.core.subscriptions.messages.deadlines import NEVER, Deadlines
+from qb.core.subscriptions.messages.leases import JoinedSubscriber, Lease
+from qb.core.subscriptions.messages.message_records import MessagePlace, MessageRecord
 from qb.core.subscriptions.outage_breaker import OutageBreaker
 from qb.core.subscriptions.push_decisions import DeadLetterDecision
 from qb.core.subscriptions.queues.key_order import KeyOrderedQueue
@@ -22,7 +22,7 @@ MAX_WAITING = 10_000  # messages that came back, or were passed over; then nothi
 
 
 class SubscriptionState:
-    """One subscription. Everybody here may read it; what moves a message goes through the methods."""
+    """One subscription. The modules of this room may read it; every move of a message goes through its methods."""
 
     def __init__(self, name: str, options: SubscriptionOptions, starts: Mapping[int, int], random: Random) -> None:
         self.name = name
@@ -38,14 +38,16 @@ class SubscriptionState:
         self.cursors = {partition: Cursor(partition, start) for partition, start in sorted(starts.items())}
         self.rotation = list(self.cursors.values())  # which partition is served first
         self.subscribers: dict[str, JoinedSubscriber] = {}
-        self.turn = RoundRobin(1 if options.mode in (SubscriptionMode.EXCLUSIVE, SubscriptionMode.FAILOVER) else None)
+        self.round_robin = RoundRobin(
+            1 if options.mode in (SubscriptionMode.EXCLUSIVE, SubscriptionMode.FAILOVER) else None
+        )
         self.keyed = KeyOrderedQueue() if options.mode is SubscriptionMode.KEY_SHARED else None
         self.queue: ReadyQueue = SharedQueue() if self.keyed is None else self.keyed
-        self.lonely: dict[MessageRecord, None] = {}  # few, if any
-        self.host: JoinedSubscriber | None = None  # who is kept free for, or busy with, a lonely message
+        self.isolated: dict[MessageRecord, None] = {}  # few, if any
+        self.host: JoinedSubscriber | None = None  # the subscriber reserved for an isolated message, or busy with it
         self.deadlines: Deadlines[Lease] = Deadlines()
-        self.resting: Deadlines[MessageRecord] = Deadlines()
-        self.dying: list[DeadLetterDecision] = []  # not yet told to the broker
+        self.backing_off: Deadlines[MessageRecord] = Deadlines()
+        self.dead_lettering: list[DeadLetterDecision] = []  # not yet returned by decide()
         self.breaker = OutageBreaker()
 
     def cursor(self, partition: int) -> Cursor:
@@ -86,8 +88,8 @@ class SubscriptionState:
         """End the lease of some messages; the caller says where they are now."""
         self.cut(lease, part)
         subscriber = lease.subscriber
-        if subscriber.in_hand:
-            subscriber.in_hand = {(p, o) for p, o in subscriber.in_hand if p != lease.partition or o not in part}
+        if subscriber.started:
+            subscriber.started = {(p, o) for p, o in subscriber.started if p != lease.partition or o not in part}
 
     def take_back(self, lease: Lease, part: range) -> list[MessageRecord]:
         """End the lease of some messages and return them with their records, in offset order."""
@@ -102,30 +104,30 @@ class SubscriptionState:
 
     def make_ready(self, record: MessageRecord) -> None:
         """Let a message go out as soon as there is a window, or an idle subscriber if it is to be alone."""
-        self._wait(record, MessagePlace.LONELY if record.alone else MessagePlace.READY)
+        self._wait(record, MessagePlace.ISOLATED if record.alone else MessagePlace.READY)
         if record.alone:
             self.queue.hold(record)
-            self.lonely[record] = None
+            self.isolated[record] = None
         else:
             self.queue.push(record)
 
-    def make_rest(self, record: MessageRecord, until: float) -> None:
+    def make_backing_off(self, record: MessageRecord, until: float) -> None:
         """Keep a message back for a while."""
-        self._wait(record, MessagePlace.RESTING)
+        self._wait(record, MessagePlace.BACKING_OFF)
         self.queue.hold(record)
-        self.resting.set(record, until)
+        self.backing_off.set(record, until)
 
-    def make_die(self, record: MessageRecord) -> None:
+    def make_dead_lettering(self, record: MessageRecord) -> None:
         """Keep a message back until its dead letter is durable."""
-        self._wait(record, MessagePlace.DYING)
+        self._wait(record, MessagePlace.DEAD_LETTERING)
         self.queue.hold(record)
-        self.dying.append(DeadLetterDecision(record.partition, record.offset, record.attempts, record.reason))
+        self.dead_lettering.append(DeadLetterDecision(record.partition, record.offset, record.attempts, record.reason))
 
     def make_leased(self, record: MessageRecord, subscriber: JoinedSubscriber) -> None:
         """Note that a waiting message goes to a subscriber; lease() follows."""
         cursor = self.cursors[record.partition]
         del cursor.waiting[record.offset]
-        self.lonely.pop(record, None)
+        self.isolated.pop(record, None)
         cursor.leased[record.offset] = record
         record.place = MessagePlace.LEASED
         record.holder = subscriber.name
@@ -137,7 +139,7 @@ class SubscriptionState:
         cursor = self.cursors[record.partition]
         cursor.waiting.pop(record.offset, None)
         cursor.leased.pop(record.offset, None)
-        self.lonely.pop(record, None)
+        self.isolated.pop(record, None)
         record.place = MessagePlace.SETTLED
         record.due = NEVER
         self.queue.settled(record)
@@ -151,7 +153,9 @@ class SubscriptionState:
                     self.release(lease, part)
         for record in [record for record in cursor.records() if record.offset in offsets]:
             self.settle(record)
-        self.dying = [d for d in self.dying if d.partition != cursor.partition or d.offset not in offsets]
+        self.dead_lettering = [
+            d for d in self.dead_lettering if d.partition != cursor.partition or d.offset not in offsets
+        ]
 
     def _wait(self, record: MessageRecord, place: MessagePlace) -> None:
         self.cursors[record.partition].waiting[record.offset] = record

@@ -88,76 +88,76 @@ class JoinedSubscriptions:
 
     def join(self, subscription_id: str, member: str, window: int | None, announces: bool) -> Mapping[str, str]:
         """Join; deliveries start after the caller has had the chance to answer. Raises SubscriptionBusy, BadRequest."""
-        outlet = DeliverSink(member, self._transport) if self.fast else BasicSink(member, self._transport)
-        live = self.join_with(outlet, subscription_id, window, announces)
-        options = live.subscription.options
+        sink = DeliverSink(member, self._transport) if self.fast else BasicSink(member, self._transport)
+        active = self.join_with(sink, subscription_id, window, announces)
+        options = active.subscription.options
         return {
             "subscription_id": subscription_id,
-            "topic": live.topic,
+            "topic": active.topic,
             "mode": options.mode.value,
             "ack_deadline": f"{options.ack_deadline:g}",
             "window": str(min(window or options.max_in_flight, options.max_in_flight)),
         }
 
     def join_with(
-        self, outlet: DeliverySink, subscription_id: str, window: int | None, announces: bool = False
+        self, sink: DeliverySink, subscription_id: str, window: int | None, announces: bool = False
     ) -> ActiveSubscription:
-        """Join with an outlet of the door's own. Raises UnknownSubscription, SubscriptionBusy, BadRequest."""
-        live = self._manager.live(subscription_id)
+        """Join with a sink of the door's own. Raises UnknownSubscription, SubscriptionBusy, BadRequest."""
+        active = self._manager.active(subscription_id)
         if self._is_joined(subscription_id):
             raise BadRequest(f"this connection has joined subscription {subscription_id!r} already")
-        self._manager.deliveries.join(live, outlet, window, announces)
-        self._joined[subscription_id] = live, outlet
-        return live
+        self._manager.deliveries.join(active, sink, window, announces)
+        self._joined[subscription_id] = active, sink
+        return active
 
     def leave(self, subscription_id: str) -> None:
         """Leave in good order. Raises NotJoined."""
-        live, outlet = self._find(subscription_id)
+        active, sink = self._find(subscription_id)
         del self._joined[subscription_id]
-        self._manager.deliveries.leave(live, outlet, died=False)
+        self._manager.deliveries.leave(active, sink, died=False)
 
     def leave_all(self, *, died: bool) -> None:
         """The connection has ended."""
-        for live, outlet in self._joined.values():
-            self._manager.deliveries.leave(live, outlet, died=died)
+        for active, sink in self._joined.values():
+            self._manager.deliveries.leave(active, sink, died=died)
         self._joined.clear()
 
     def has_room(self) -> None:
         """The peer has read what waited for it: give it more."""
-        for live, _ in list(self._joined.values()):
-            self._manager.deliveries.serve(live)
+        for active, _ in list(self._joined.values()):
+            self._manager.deliveries.serve(active)
 
     def settle(self, frame: Frame) -> None:
         """Carry out a SETTLE. Raises NotJoined, BadRequest."""
-        live, outlet = self._find(frame.properties.get("subscription_id", ""))
+        active, sink = self._find(frame.properties.get("subscription_id", ""))
         try:
             settle = _settles.decode(frame.body)
         except msgspec.ValidationError as error:
             raise BadRequest(f"SETTLE: {in_words(str(error))}") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadRequest(f"SETTLE: {why_no_json(error, frame.body)}") from None
-        if isinstance(outlet, DeliverSink):
-            outlet.settled = frame.sequence_number
-        self._carry_out(live, outlet.name, settle)
-        self._manager.deliveries.serve(live)
+        if isinstance(sink, DeliverSink):
+            sink.settled = frame.sequence_number
+        self._carry_out(active, sink.name, settle)
+        self._manager.deliveries.serve(active)
 
     def ack(self, subscription_id: str, partition: int, offset: int) -> bool:
         """Settle one message; False if this peer does not hold it. Raises NotJoined, BadRequest."""
-        live, outlet = self._find(subscription_id)
+        active, sink = self._find(subscription_id)
         one = range(offset, offset + 1)
-        acked = live.subscription.ack(outlet.name, partition, (one,), trio.current_time())
-        self._manager.deliveries.touch(live)
+        acked = active.subscription.ack(sink.name, partition, (one,), trio.current_time())
+        self._manager.deliveries.serve_soon(active)
         return acked > 0
 
     def nack(self, subscription_id: str, partition: int, offset: int, reason: str, delay: float | None) -> bool:
         """Give one message back as failed; False if this peer does not hold it. Raises NotJoined, BadRequest."""
-        live, outlet = self._find(subscription_id)
-        nacked = live.subscription.nack(outlet.name, partition, offset, trio.current_time(), reason, delay)
-        self._manager.deliveries.touch(live)
+        active, sink = self._find(subscription_id)
+        nacked = active.subscription.nack(sink.name, partition, offset, trio.current_time(), reason, delay)
+        self._manager.deliveries.serve_soon(active)
         return nacked
 
-    def _carry_out(self, live: ActiveSubscription, name: str, settle: SettleBody) -> None:
-        subscription, now = live.subscription, trio.current_time()
+    def _carry_out(self, active: ActiveSubscription, name: str, settle: SettleBody) -> None:
+        subscription, now = active.subscription, trio.current_time()
         for run in settle.acks:
             subscription.ack(name, run.partition, (run.offsets,), now)
         for nack in settle.nacks:

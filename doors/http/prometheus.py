@@ -113,7 +113,7 @@ def _subscriptions(broker: MessageBroker) -> Iterator[Metric]:
         lag.add_metric(who, numbers.lag)
         flight.add_metric(who, numbers.in_flight)
         waiting.add_metric(who, numbers.waiting)
-        subscribers.add_metric(who, len(live.outlets))
+        subscribers.add_metric(who, len(live.sinks))
         stuck.add_metric(who, numbers.paused or numbers.outage or live.fault is not None)
     yield from (delivered, size, acks, nacks, redelivered, dead, lag, flight, waiting, subscribers, stuck)
     latency = broker.subscriptions.deliveries.deliver_seconds

@@ -150,9 +150,9 @@ class JsonMethods:
         return {"subscription": made["subscription_id"], "topic": made["topic"]}
 
     async def subscribe(self, wanted: wants.SubscribeLine) -> Data:
-        outlet = JsonSink(self._name, self._transport, settles_at_once=wanted.auto_ack)
-        live = self.subscribing.join_with(outlet, wanted.subscription, wanted.window)
-        return {"subscription": live.name, "topic": live.topic}
+        sink = JsonSink(self._name, self._transport, settles_at_once=wanted.auto_ack)
+        active = self.subscribing.join_with(sink, wanted.subscription, wanted.window)
+        return {"subscription": active.name, "topic": active.topic}
 
     async def unsubscribe(self, wanted: wants.SubscriptionLine) -> Data:
         self.subscribing.leave(wanted.subscription)

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from qb.core.push.active_subscription import ActiveSubscription
-from qb.core.push.cursor_saver import LAZILY, RETRY, SPACING, CursorSaver
+from qb.core.push.cursor_saver import RETRY, SAVE_INTERVAL, SPACING, CursorSaver
 from qb.core.subscriptions.subscription import Subscription
 from qb.core.subscriptions.subscription_options import parse_options
 from qb.core.wire.errors import BrokerError, DiskFull
@@ -72,25 +72,25 @@ class Broker:
 
     def add(self, name: str, window: int) -> ActiveSubscription:
         options = parse_options({"max_in_flight": window})
-        live = ActiveSubscription(name, "t", 0, Subscription(name, options, {0: 0}, Random(1)), {})
-        live.to_save()
-        live.subscription.join("w")
-        self.serve(live)
-        return live
+        active = ActiveSubscription(name, "t", 0, Subscription(name, options, {0: 0}, Random(1)), {})
+        active.to_save()
+        active.subscription.join("w")
+        self.serve(active)
+        return active
 
-    def serve(self, live: ActiveSubscription) -> None:
-        wanted = live.subscription.wanted(0)
-        live.subscription.offer(0, wanted.start, len(wanted))
-        for deliver in live.subscription.decide(trio.current_time()):
-            self.pushed += [(live.name, offset) for run in deliver.runs for offset in run]  # type: ignore[union-attr]
-        self.saver.note(live)
+    def serve(self, active: ActiveSubscription) -> None:
+        wanted = active.subscription.wanted(0)
+        active.subscription.offer(0, wanted.start, len(wanted))
+        for deliver in active.subscription.decide(trio.current_time()):
+            self.pushed += [(active.name, offset) for run in deliver.runs for offset in run]  # type: ignore[union-attr]
+        self.saver.note(active)
 
-    def ack(self, live: ActiveSubscription, first: int, end: int) -> None:
-        assert live.subscription.ack("w", 0, [range(first, end)], trio.current_time()) == end - first
-        self.serve(live)
+    def ack(self, active: ActiveSubscription, first: int, end: int) -> None:
+        assert active.subscription.ack("w", 0, [range(first, end)], trio.current_time()) == end - first
+        self.serve(active)
 
-    def count(self, live: ActiveSubscription) -> int:
-        return sum(1 for name, _ in self.pushed if name == live.name)
+    def count(self, active: ActiveSubscription) -> int:
+        return sum(1 for name, _ in self.pushed if name == active.name)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def clock() -> trio.testing.MockClock:
 @asynccontextmanager
 async def a_saver() -> AsyncIterator[Broker]:
     disk = Disk()
-    saver = CursorSaver(disk, lambda live: broker.serve(live))  # type: ignore[arg-type]
+    saver = CursorSaver(disk, lambda active: broker.serve(active))  # type: ignore[arg-type]
     broker = Broker(saver, disk)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(saver.run)
@@ -111,12 +111,12 @@ async def a_saver() -> AsyncIterator[Broker]:
 
 async def test_with_a_window_of_one_each_ack_is_saved_at_once(clock: trio.testing.MockClock) -> None:
     async with a_saver() as broker:
-        live = broker.add("s", window=1)
+        active = broker.add("s", window=1)
         began = trio.current_time()
         for offset in range(100):
-            assert broker.count(live) == offset + 1
-            broker.ack(live, offset, offset + 1)
-            assert broker.count(live) == offset + 1, "not before it is durable"
+            assert broker.count(active) == offset + 1
+            broker.ack(active, offset, offset + 1)
+            assert broker.count(active) == offset + 1, "not before it is durable"
             await trio.sleep(broker.disk.seconds)
             await trio.testing.wait_all_tasks_blocked()
         assert trio.current_time() - began < 0.2
@@ -125,93 +125,93 @@ async def test_with_a_window_of_one_each_ack_is_saved_at_once(clock: trio.testin
 
 async def test_what_may_wait_is_saved_together_and_nothing_is_saved_twice(clock: trio.testing.MockClock) -> None:
     async with a_saver() as broker:
-        lives = [broker.add(f"s{number}", window=100) for number in range(20)]
-        for live in lives:
-            broker.ack(live, 0, 10)
-            await trio.sleep(LAZILY / 100)
+        subscriptions = [broker.add(f"s{number}", window=100) for number in range(20)]
+        for active in subscriptions:
+            broker.ack(active, 0, 10)
+            await trio.sleep(SAVE_INTERVAL / 100)
         await trio.sleep(10)
         assert sum(len(keys) for _, keys in broker.disk.transactions) <= 2 * 20, "acks, then pushes"
         assert len(broker.disk.transactions) <= 4
-        assert all(broker.count(live) == 110 for live in lives)
+        assert all(broker.count(active) == 110 for active in subscriptions)
 
 
 async def test_a_save_begins_while_the_other_half_is_handled_and_the_next_one_follows_it(
     clock: trio.testing.MockClock,
 ) -> None:
     async with a_saver() as broker:
-        live = broker.add("s", window=10)
+        active = broker.add("s", window=10)
         broker.disk.seconds = 1.0
-        broker.ack(live, 0, 5)
+        broker.ack(active, 0, 5)
         await trio.sleep(0.5)
         began = trio.current_time()
-        broker.ack(live, 5, 10)
+        broker.ack(active, 5, 10)
         await trio.sleep(1.0)
         assert broker.disk.times[1:2] == [pytest.approx(began + 0.5)], "right after the one that was under way"
-        assert broker.count(live) == 15
+        assert broker.count(active) == 15
 
 
 async def test_a_subscriber_with_nothing_free_waits_for_its_few_acks_a_moment_at_most(
     clock: trio.testing.MockClock,
 ) -> None:
     async with a_saver() as broker:
-        live = broker.add("s", window=10)
+        active = broker.add("s", window=10)
         await trio.sleep(1)
         before = len(broker.disk.transactions)
         for offset in range(4):
-            broker.ack(live, offset, offset + 1)
+            broker.ack(active, offset, offset + 1)
             await trio.sleep(SPACING / 8)
         await trio.sleep(SPACING)
-        assert broker.count(live) == 14
+        assert broker.count(active) == 14
         assert len(broker.disk.transactions) - before == 2, "the first one at once, the others together"
 
 
 async def test_a_disk_that_refuses_is_tried_again_and_nobody_waits_for_ever(clock: trio.testing.MockClock) -> None:
     async with a_saver() as broker:
-        live, other = broker.add("s", window=2), broker.add("other", window=2)
+        active, other = broker.add("s", window=2), broker.add("other", window=2)
         broker.disk.full = True
-        broker.ack(live, 0, 2)
+        broker.ack(active, 0, 2)
         with pytest.raises(DiskFull):
             await broker.saver.save(other)
         broker.ack(other, 0, 1)
         for _ in range(1000):
-            broker.serve(live)  # whatever else happens meanwhile
+            broker.serve(active)  # whatever else happens meanwhile
             await trio.sleep(RETRY / 100)
-        assert broker.count(live) == 2, "nothing is pushed that could not be kept track of"
+        assert broker.count(active) == 2, "nothing is pushed that could not be kept track of"
         assert len(broker.disk.transactions) <= 2 * 10 + 2, "not again and again"
         broker.disk.full = False
         await trio.sleep(2 * RETRY)
-        assert broker.count(live) == 4
+        assert broker.count(active) == 4
         assert broker.count(other) == 3
 
 
 async def test_an_idle_subscription_is_not_saved(clock: trio.testing.MockClock) -> None:
     async with a_saver() as broker:
-        live = broker.add("s", window=2)
-        broker.ack(live, 0, 2)
+        active = broker.add("s", window=2)
+        broker.ack(active, 0, 2)
         await trio.sleep(10)
         before = len(broker.disk.transactions)
-        live.subscription.pause()
-        broker.ack(live, 2, 4)
+        active.subscription.pause()
+        broker.ack(active, 2, 4)
         await trio.sleep(1000)
         assert len(broker.disk.transactions) == before + 1
-        assert broker.count(live) == 4
+        assert broker.count(active) == 4
 
 
 async def test_a_subscription_that_was_removed_is_not_written_again(clock: trio.testing.MockClock) -> None:
     async with a_saver() as broker:
-        live = broker.add("s", window=1)
+        active = broker.add("s", window=1)
         broker.disk.full = True
-        broker.ack(live, 0, 1)
+        broker.ack(active, 0, 1)
         await trio.sleep(RETRY / 2)
-        live.gone = True
+        active.gone = True
         await trio.sleep(10 * RETRY)
         assert len(broker.disk.transactions) == 1
 
 
 async def test_what_is_out_of_date_is_saved_in_the_end(clock: trio.testing.MockClock) -> None:
     async with a_saver() as broker:
-        lives = [broker.add("a", window=9), broker.add("b", window=9)]
+        subscriptions = [broker.add("a", window=9), broker.add("b", window=9)]
         await trio.sleep(1)
-        lives[0].subscription.pause()
-        await broker.saver.finish(lives)
+        subscriptions[0].subscription.pause()
+        await broker.saver.finish(subscriptions)
         assert broker.disk.transactions[-1][1] == ["subscription/a"]

@@ -271,7 +271,7 @@ class GroupsUnderChurn(RuleBasedStateMachine):
 
     @invariant()
     def whoever_would_learn_something_is_to_be_told(self):
-        self.news |= self.groups.take_news()
+        self.news |= self.groups.take_changed()
         for each in self.living():
             told, group = each.told, self.groups.get("g")
             knows = (told.generation, told.partitions) == (group.generation, group.held(group.members[each.member]))

@@ -115,7 +115,7 @@ async def test_partitions_added_while_a_subscription_is_being_made_are_served_by
 def left_behind(broker):
     """Return the subscriptions, in service or in the metadata, whose topic is gone."""
     topics = broker.engine.topics()
-    served = {live.name for live in broker.subscriptions.deliveries if live.topic not in topics}
+    served = {active.name for active in broker.subscriptions.deliveries if active.topic not in topics}
     entries = broker.engine.metadata.under("subscription/")
     kept = {key.partition("/")[2] for key, entry in entries.items() if entry.value["topic"] not in topics}
     return served | kept
@@ -192,7 +192,7 @@ async def test_a_creation_whose_caller_goes_away_is_finished(a_broker, method):
         assert scope.cancel_called
         await connect.broker.engine.metadata.flush()
         entries = connect.broker.engine.metadata.under("subscription/")
-        assert {key.partition("/")[2] for key in entries} == {live.name for live in manager.deliveries}
+        assert {key.partition("/")[2] for key in entries} == {active.name for active in manager.deliveries}
 
 
 async def test_a_seek_that_comes_too_late_is_refused_and_brings_nothing_back(a_broker, monkeypatch):
@@ -220,11 +220,11 @@ async def test_a_subscription_that_is_gone_makes_no_dead_letter_topic(a_broker):
         await a_topic(connect, 1)
         await subscribe(connect)
         manager = connect.broker.subscriptions
-        live = manager.live("s")
+        active = manager.active("s")
         frame = (await connect.broker.log("a", 0).read(0, 1)).frames
         await connect.broker.delete_topic("a")
         with pytest.raises(UnknownSubscription):
-            await manager._bury(live, DeadLetterDecision(0, 0, 1, "no"), frame)
+            await manager._store_dead_letter(active, DeadLetterDecision(0, 0, 1, "no"), frame)
         assert not connect.broker.engine.topics()
 
 
@@ -241,6 +241,6 @@ async def test_a_start_removes_and_logs_subscriptions_whose_topic_is_gone(a_brok
         await connect()  # then it has started
         while left_behind(connect.broker) or connect.broker.engine.metadata.get("dead/orphan"):
             await trio.lowlevel.checkpoint()
-        assert [live.name for live in connect.broker.subscriptions.deliveries] == ["s"]
+        assert [active.name for active in connect.broker.subscriptions.deliveries] == ["s"]
     assert "'orphan'" in caplog.text
     assert "'gone'" in caplog.text

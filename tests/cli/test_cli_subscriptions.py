@@ -57,7 +57,7 @@ def test_a_subscription_from_making_to_deleting(qb):
     described = json.loads(qb("describe-subscription", "till", "--json")[1])
     assert (described["lag"], described["ack_deadline"], described["oldest_unacked_age"] >= 0) == (3, 5, True)
     assert "lag" in qb("describe-subscription", "till")[1]
-    assert "nobody has joined" in qb("explain", "till", "1")[1]
+    assert "has no subscribers" in qb("explain", "till", "1")[1]
     assert qb("pause", "till")[1] == "'till' is paused\n"
     assert qb("resume", "till")[1] == "'till' delivers again\n"
     assert qb("seek", "till", "latest")[0] == 0

@@ -124,7 +124,7 @@ async def test_a_message_is_explained_in_words(a_broker):
         peer = await connect.http()
         await make(peer, "a")
         answer = await peer.ok("GET", "/subscriptions/s/explain?offset=0")
-        assert answer == {"text": "fresh, never delivered; nobody has joined the subscription"}
+        assert answer == {"text": "fresh, never delivered; the subscription has no subscribers"}
         assert await peer.refused("GET", "/subscriptions/s/explain") == (400, "BAD_REQUEST")
         assert await peer.refused("GET", "/subscriptions/s/explain?offset=0&partition=3") == (400, "BAD_REQUEST")
 

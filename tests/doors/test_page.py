@@ -124,7 +124,7 @@ def test_a_subscription_that_stands_still_is_marked_with_the_reason(site: Site) 
     site.open()
     state = site.cell("Subscriptions", "billing", "State")
     expect(state.locator(".mark.bad")).to_contain_text("stuck for")
-    expect(state).to_contain_text("nobody has joined the subscription")
+    expect(state).to_contain_text("the subscription has no subscribers")
     site.client.pause("billing")
     expect(state).to_contain_text("the subscription is paused")
 

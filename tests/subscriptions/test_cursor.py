@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qb.core.subscriptions.deadlines import NEVER, Deadlines
-from qb.core.subscriptions.leases import JoinedSubscriber, Lease
-from qb.core.subscriptions.queues.round_robin import deal
+from qb.core.subscriptions.messages.deadlines import NEVER, Deadlines
+from qb.core.subscriptions.messages.leases import JoinedSubscriber, Lease
+from qb.core.subscriptions.queues.round_robin import distribute
 from qb.core.wire.offset_runs import intersect, runs_of, subtract
 from tests.support.subscription_tools import Bench
 
@@ -52,7 +52,7 @@ def deal_one_by_one(rooms: list[int], first: int, count: int) -> list[list[int]]
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(0, 50))
 def test_dealing_in_runs_is_dealing_one_by_one(rooms: list[int], count: int) -> None:
-    dealt, upcoming = deal(rooms, 100, count)
+    dealt, upcoming = distribute(rooms, 100, count)
     hands: list[list[int]] = [[] for _ in rooms]
     for hand, run in dealt:
         hands[hand] += run
@@ -67,7 +67,7 @@ def test_dealing_in_runs_is_dealing_one_by_one(rooms: list[int], count: int) -> 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=5), st.integers(0, 2500))
 def test_a_backlog_is_dealt_in_the_same_numbers_as_one_by_one(rooms: list[int], count: int) -> None:
-    dealt, _ = deal(rooms, 100, count)
+    dealt, _ = distribute(rooms, 100, count)
     hands: list[list[int]] = [[] for _ in rooms]
     for hand, run in dealt:
         hands[hand] += run

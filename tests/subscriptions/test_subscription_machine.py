@@ -538,9 +538,9 @@ class Machine(RuleBasedStateMachine):
         unseen = Counter(ack.subscriber for ack in self.acks[seen:] if ack.subscriber in self.windows)
         assert self.subscription.dirty or not unseen, "nobody would ever save these"
         half = any(2 * count >= self.windows[name] for name, count in unseen.items())
-        assert (self.subscription.haste is SaveUrgency.ALL) == half
+        assert (self.subscription.save_urgency is SaveUrgency.ALL) == half
         starved = any(self.room(name) <= 0 for name in unseen)
-        assert (self.subscription.haste is SaveUrgency.NONE) == (not half and not starved)
+        assert (self.subscription.save_urgency is SaveUrgency.NONE) == (not half and not starved)
 
     def teardown(self) -> None:
         """However it went, one healthy subscriber gets to the end of everything: nothing was lost."""

@@ -34,7 +34,7 @@ def test_a_message_in_flight() -> None:
     bench.now = 10
     assert bench.explain(0) == "in flight to a: attempt 1, pushed 10.0 s ago, to be acked within 20.0 s"
     bench.subscription.started("a", 0, 0)
-    assert "to a, which has it in hand:" in bench.explain(0)
+    assert "to a, which is handling it:" in bench.explain(0)
 
 
 def test_a_message_that_was_acked() -> None:
@@ -87,7 +87,7 @@ def test_a_message_that_waits_for_a_window() -> None:
 
 def test_a_message_for_which_nobody_is_there() -> None:
     bench = Bench(1)
-    assert bench.explain(0) == "fresh, never delivered; nobody has joined the subscription"
+    assert bench.explain(0) == "fresh, never delivered; the subscription has no subscribers"
     bench.subscription.pause()
     assert bench.explain(0) == "fresh, never delivered; the subscription is paused"
 

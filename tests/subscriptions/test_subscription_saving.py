@@ -67,7 +67,7 @@ def test_who_leaves_or_dies_takes_its_places_along() -> None:
     bench.subscription.leave("a")
     bench.die("b")
     bench.subscription.join("a", announces=True)
-    assert bench.subscription.haste is SaveUrgency.NONE
+    assert bench.subscription.save_urgency is SaveUrgency.NONE
     assert bench.deliver() == {"a": [3, 4, 5, 6]}, "a whole window"
     assert not bench.save(), "these acks were somebody else's"
 
@@ -151,7 +151,7 @@ def test_what_was_acked_durably_does_not_come_again_and_the_rest_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "acked", "haste"),
+    ("window", "acked", "save_urgency"),
     [
         (1, 1, SaveUrgency.ALL),
         (2, 1, SaveUrgency.ALL),
@@ -163,22 +163,22 @@ def test_what_was_acked_durably_does_not_come_again_and_the_rest_does() -> None:
     ],
 )
 def test_the_more_of_a_window_waits_for_a_save_the_sooner_it_should_be(
-    window: int, acked: int, haste: SaveUrgency
+    window: int, acked: int, save_urgency: SaveUrgency
 ) -> None:
     bench = slow_disk(20_000, "a", max_in_flight=window)
     bench.deliver()
-    assert bench.subscription.haste is SaveUrgency.NONE
+    assert bench.subscription.save_urgency is SaveUrgency.NONE
     bench.ack("a", *range(acked))
-    assert bench.subscription.haste is haste
+    assert bench.subscription.save_urgency is save_urgency
     bench.subscription.snapshot()
-    assert bench.subscription.haste is SaveUrgency.NONE, "these are on their way"
+    assert bench.subscription.save_urgency is SaveUrgency.NONE, "these are on their way"
 
 
 def test_with_room_left_a_save_may_wait_for_company() -> None:
     bench = slow_disk(3, "a", max_in_flight=10)
     bench.deliver()
     bench.ack("a", 0)
-    assert bench.subscription.haste is SaveUrgency.NONE
+    assert bench.subscription.save_urgency is SaveUrgency.NONE
     assert bench.subscription.dirty
 
 

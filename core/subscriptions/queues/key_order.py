@@ -1,4 +1,4 @@
-"""Ready messages in lanes, one lane a key, each lane to one subscriber in order."""
+"""Ready messages in key order: a queue for each key, delivered in order to one subscriber at a time."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from itertools import count
 
-from qb.core.subscriptions.leases import JoinedSubscriber
-from qb.core.subscriptions.message_records import MessagePlace, MessageRecord
+from qb.core.subscriptions.messages.leases import JoinedSubscriber
+from qb.core.subscriptions.messages.message_records import MessagePlace, MessageRecord
 from qb.core.subscriptions.queues.round_robin import RoundRobin
 from qb.core.subscriptions.queues.shared_queue import ReadyHeap
 
 
-class KeyLane:
-    """The unsettled messages of one key. A message without a key is a lane of its own, never bound."""
+class KeyQueue:
+    """The unsettled messages of one key. A message without a key is a queue of its own, never bound."""
 
     __slots__ = ("_ready", "held", "key", "open", "owner", "scheduled")
 
@@ -23,7 +23,7 @@ class KeyLane:
         self.open: dict[tuple[int, int], MessageRecord] = {}  # by (partition, offset), as are the others
         self.held: set[tuple[int, int]] = set()  # neither ready nor in flight: later ones wait for these
         self._ready = ReadyHeap()
-        self.scheduled = False  # is it in the agenda, or aside?
+        self.scheduled = False  # is it among the movable ones, or those that wait for room?
 
     def push(self, record: MessageRecord) -> None:
         """Add a ready message, at the place of its offset."""
@@ -51,132 +51,132 @@ class KeyLane:
         return self._ready.pop()
 
 
-Entry = tuple[int, int, KeyLane]  # the offset of its head, a tie-breaker, a lane
+Entry = tuple[int, int, KeyQueue]  # the offset of its head, a tie-breaker, a queue
 
 
 class KeyOrderedQueue:
     """The queue of key_shared.
 
-    Lanes that can move stand in the agenda, by the offset of their heads; those whose owner has no room stand aside
-    until it has, so that they are not looked at again and again.
+    Queues whose head can go out are movable, sorted by the offset of the head. Those whose owner has no room wait for
+    it apart, so that they are not looked at again and again.
     """
 
     def __init__(self) -> None:
-        self._lanes: dict[str | tuple[int, int], KeyLane] = {}
-        self._agenda: list[Entry] = []
-        self._aside: dict[JoinedSubscriber, list[Entry]] = {}
+        self._keys: dict[str | tuple[int, int], KeyQueue] = {}
+        self._movable: list[Entry] = []
+        self._waiting_for_room: dict[JoinedSubscriber, list[Entry]] = {}
         self._number = count()
 
     def admit(self, record: MessageRecord) -> None:
-        """Put a message into its lane; before anything else is done with it."""
-        lane = self._lanes.setdefault(_lane_name(record), KeyLane(record.key))
-        lane.open[record.partition, record.offset] = record
+        """Put a message into its queue; before anything else is done with it."""
+        queue = self._keys.setdefault(_key_of(record), KeyQueue(record.key))
+        queue.open[record.partition, record.offset] = record
 
-    def lane(self, record: MessageRecord) -> KeyLane:
-        """Return the lane of an admitted message."""
-        return self._lanes[_lane_name(record)]
+    def key_queue(self, record: MessageRecord) -> KeyQueue:
+        """Return the queue of an admitted message."""
+        return self._keys[_key_of(record)]
 
     def push(self, record: MessageRecord) -> None:
-        lane = self.lane(record)
-        lane.held.discard((record.partition, record.offset))
-        lane.push(record)
-        self._schedule(lane)
+        queue = self.key_queue(record)
+        queue.held.discard((record.partition, record.offset))
+        queue.push(record)
+        self._schedule(queue)
 
     def hold(self, record: MessageRecord) -> None:
-        self.lane(record).held.add((record.partition, record.offset))
+        self.key_queue(record).held.add((record.partition, record.offset))
 
     def settled(self, record: MessageRecord) -> None:
-        lane, place = self.lane(record), (record.partition, record.offset)
-        lane.held.discard(place)
-        del lane.open[place]
-        if lane.open:
-            self._schedule(lane)
+        queue, place = self.key_queue(record), (record.partition, record.offset)
+        queue.held.discard(place)
+        del queue.open[place]
+        if queue.open:
+            self._schedule(queue)
         else:
-            del self._lanes[_lane_name(record)]
+            del self._keys[_key_of(record)]
 
     def left(self, subscriber: JoinedSubscriber) -> None:
-        for lane in self._lanes.values():
-            if lane.owner is subscriber:
-                lane.owner = None
-        for entry in self._aside.pop(subscriber, ()):
-            heappush(self._agenda, entry)
+        for queue in self._keys.values():
+            if queue.owner is subscriber:
+                queue.owner = None
+        for entry in self._waiting_for_room.pop(subscriber, ()):
+            heappush(self._movable, entry)
 
     def owner(self, record: MessageRecord) -> JoinedSubscriber | None:
-        return self.lane(record).owner
+        return self.key_queue(record).owner
 
     def is_first(self, record: MessageRecord) -> bool:
         return not any(
             partition == record.partition and offset < record.offset and other.place is not MessagePlace.LEASED
-            for (partition, offset), other in self.lane(record).open.items()
+            for (partition, offset), other in self.key_queue(record).open.items()
         )
 
     def bind(self, record: MessageRecord, subscriber: JoinedSubscriber) -> None:
-        lane = self.lane(record)
-        lane.held.discard((record.partition, record.offset))
-        if lane.key is not None:
-            lane.owner = subscriber
-        self._schedule(lane)
+        queue = self.key_queue(record)
+        queue.held.discard((record.partition, record.offset))
+        if queue.key is not None:
+            queue.owner = subscriber
+        self._schedule(queue)
 
     def followers(self, record: MessageRecord) -> list[MessageRecord]:
         return [
             other
-            for (partition, offset), other in self.lane(record).open.items()
+            for (partition, offset), other in self.key_queue(record).open.items()
             if partition == record.partition and offset > record.offset and other.place is MessagePlace.LEASED
         ]
 
-    def assign(self, turn: RoundRobin) -> Iterator[tuple[JoinedSubscriber, MessageRecord]]:
-        for member in turn:
-            self._bring_back(member)
-        while lane := self._next_lane():
-            subscriber = lane.owner or turn.next()
+    def assign(self, round_robin: RoundRobin) -> Iterator[tuple[JoinedSubscriber, MessageRecord]]:
+        for member in round_robin:
+            self._make_movable(member)
+        while queue := self._next_queue():
+            subscriber = queue.owner or round_robin.next()
             if subscriber is None:
-                self._schedule(lane)
+                self._schedule(queue)
                 return
             if subscriber.room <= 0:
-                self._schedule(lane, aside=True)
+                self._schedule(queue, wait=True)
                 continue
-            yield subscriber, self._take(lane, subscriber)
+            yield subscriber, self._take(queue, subscriber)
 
     def may_have_work(self) -> bool:
-        return bool(self._agenda)
+        return bool(self._movable)
 
-    def _take(self, lane: KeyLane, subscriber: JoinedSubscriber) -> MessageRecord:
-        """Take the head out of a lane for this subscriber, and put the lane back."""
-        head = lane.pop()
-        if lane.key is not None:
-            lane.owner = subscriber
-        self._schedule(lane)
+    def _take(self, queue: KeyQueue, subscriber: JoinedSubscriber) -> MessageRecord:
+        """Take the head out of a queue for this subscriber, and put the queue back."""
+        head = queue.pop()
+        if queue.key is not None:
+            queue.owner = subscriber
+        self._schedule(queue)
         return head
 
-    def _bring_back(self, subscriber: JoinedSubscriber) -> None:
-        """Let as many lanes move again as the subscriber has room for; those that cannot move any more take no room."""
-        aside, room = self._aside.get(subscriber, []), subscriber.room
-        while aside and room > 0:
-            entry = heappop(aside)
-            lane = entry[2]
-            if lane.head():
-                heappush(self._agenda, entry)
+    def _make_movable(self, subscriber: JoinedSubscriber) -> None:
+        """Make as many key queues movable as the subscriber has room for; a queue without a head takes no room."""
+        waiting, room = self._waiting_for_room.get(subscriber, []), subscriber.room
+        while waiting and room > 0:
+            entry = heappop(waiting)
+            queue = entry[2]
+            if queue.head():
+                heappush(self._movable, entry)
                 room -= 1
             else:
-                lane.scheduled = False
+                queue.scheduled = False
 
-    def _next_lane(self) -> KeyLane | None:
-        """Take the first lane that can move out of the agenda."""
-        while self._agenda:
-            lane = heappop(self._agenda)[2]
-            lane.scheduled = False
-            if lane.head():
-                return lane
+    def _next_queue(self) -> KeyQueue | None:
+        """Take out the first queue whose head can go out."""
+        while self._movable:
+            queue = heappop(self._movable)[2]
+            queue.scheduled = False
+            if queue.head():
+                return queue
         return None
 
-    def _schedule(self, lane: KeyLane, aside: bool = False) -> None:
-        """Put a lane that can move into the agenda, or aside for its owner."""
-        if lane.scheduled or not (head := lane.head()):
+    def _schedule(self, queue: KeyQueue, wait: bool = False) -> None:
+        """Note a queue whose head can go out as movable, or as one that waits for room of its owner."""
+        if queue.scheduled or not (head := queue.head()):
             return
-        lane.scheduled = True
-        row = self._aside.setdefault(lane.owner, []) if aside and lane.owner else self._agenda
-        heappush(row, (head.offset, next(self._number), lane))
+        queue.scheduled = True
+        target = self._waiting_for_room.setdefault(queue.owner, []) if wait and queue.owner else self._movable
+        heappush(target, (head.offset, next(self._number), queue))
 
 
-def _lane_name(record: MessageRecord) -> str | tuple[int, int]:
+def _key_of(record: MessageRecord) -> str | tuple[int, int]:
     return (record.partition, record.offset) if record.key is None else record.key

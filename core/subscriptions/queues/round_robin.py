@@ -1,52 +1,52 @@
-"""Whose turn it is, and how a backlog is dealt out."""
+"""The round-robin order of subscribers, and how a backlog is distributed among them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from qb.core.subscriptions.leases import JoinedSubscriber
+from qb.core.subscriptions.messages.leases import JoinedSubscriber
 
-SHARE = 100  # messages for each hand: so many or more are dealt as shares in one piece
+SHARE = 100  # messages for each subscriber: so many or more are distributed in one piece
 
 
-def deal(rooms: list[int], first: int, count: int) -> tuple[list[tuple[int, range]], int]:
-    """Deal `count` messages from `first` on to hands with so much room, in turn.
+def distribute(rooms: list[int], first: int, count: int) -> tuple[list[tuple[int, range]], int]:
+    """Distribute `count` messages from `first` on, in turn, among subscribers that have so much room.
 
-    A few go out one by one. From a backlog everybody gets as many as one by one, but in one piece: messages that lie
-    together are read, sent and acked together.
-    Returns (hand, run) in the order of dealing, and whose turn it is next. It costs as much as there are hands that
-    fill up on the way, not as much as there are messages.
+    A few messages go out one by one. Of a backlog each subscriber gets the same number in one piece, since messages
+    that lie together are read, sent and acked together.
+    Returns (index, run) in the order of distribution, and the index that is next in turn. The cost grows with the
+    subscribers that fill up on the way, not with the messages.
     """
-    dealt = []
+    distributed = []
     left = list(rooms)
-    hands = [hand for hand, room in enumerate(left) if room > 0]
+    open_ = [index for index, room in enumerate(left) if room > 0]
     upcoming = 0
-    while count and hands:
-        k = len(hands)
-        rounds = min(count // k, min(left[hand] for hand in hands))
+    while count and open_:
+        k = len(open_)
+        rounds = min(count // k, min(left[index] for index in open_))
         if not rounds:
-            dealt += [(hand, range(first + i, first + i + 1)) for i, hand in enumerate(hands[:count])]
-            upcoming = hands[count]
+            distributed += [(index, range(first + i, first + i + 1)) for i, index in enumerate(open_[:count])]
+            upcoming = open_[count]
             break
         end = first + rounds * k
         if rounds < SHARE:
-            dealt += [(hand, range(first + i, end, k)) for i, hand in enumerate(hands)]
+            distributed += [(index, range(first + i, end, k)) for i, index in enumerate(open_)]
         else:
             starts = range(first, end, rounds)
-            dealt += [(hand, range(start, start + rounds)) for hand, start in zip(hands, starts, strict=True)]
+            distributed += [(index, range(start, start + rounds)) for index, start in zip(open_, starts, strict=True)]
         first, count = end, count - rounds * k
-        for hand in hands:
-            left[hand] -= rounds
-        hands = [hand for hand in hands if left[hand] > 0]
-    return dealt, upcoming
+        for index in open_:
+            left[index] -= rounds
+        open_ = [index for index in open_ if left[index] > 0]
+    return distributed, upcoming
 
 
 class RoundRobin:
-    """The subscribers that messages go to, in the order of their turn; the rest stand by."""
+    """The subscribers that messages go to, in the order of their turn; the others are on standby."""
 
-    def __init__(self, places: int | None = None) -> None:
-        self._places = places  # None: everybody
-        self._ring: list[JoinedSubscriber] = []  # whose turn it is comes first
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit  # of subscribers that messages go to; None: all
+        self._ring: list[JoinedSubscriber] = []  # the next in turn comes first
         self._standby: list[JoinedSubscriber] = []
 
     def __iter__(self) -> Iterator[JoinedSubscriber]:
@@ -56,12 +56,12 @@ class RoundRobin:
         return len(self._ring)
 
     def join(self, subscriber: JoinedSubscriber) -> None:
-        """Take the last place in the turn, or stand by."""
-        full = self._places is not None and len(self._ring) >= self._places
+        """Add a subscriber as the last in turn, or on standby."""
+        full = self._limit is not None and len(self._ring) >= self._limit
         (self._standby if full else self._ring).append(subscriber)
 
     def leave(self, subscriber: JoinedSubscriber) -> None:
-        """Go; whoever has stood by the longest takes the place that is free."""
+        """Remove a subscriber; the one that has been on standby longest takes its place."""
         if subscriber in self._standby:
             self._standby.remove(subscriber)
             return
@@ -70,7 +70,7 @@ class RoundRobin:
             self._ring.append(self._standby.pop(0))
 
     def next(self) -> JoinedSubscriber | None:
-        """Return who is next and has room, moving the turn on; None if nobody has."""
+        """Return the next subscriber that has room, moving the turn on; None if none has."""
         for index, subscriber in enumerate(self._ring):
             if subscriber.room > 0:
                 self._move_on(index + 1)
@@ -78,15 +78,15 @@ class RoundRobin:
         return None
 
     def room(self) -> int:
-        """How many messages could go out now."""
+        """Return how many messages could go out now."""
         return sum(max(0, subscriber.room) for subscriber in self._ring)
 
-    def deal(self, first: int, count: int) -> list[tuple[JoinedSubscriber, range]]:
-        """Deal fresh messages out in turn, as far as there is room, moving the turn on."""
+    def distribute(self, first: int, count: int) -> list[tuple[JoinedSubscriber, range]]:
+        """Distribute fresh messages in turn, as far as there is room, moving the turn on."""
         members = self._ring
-        dealt, upcoming = deal([member.room for member in members], first, count)
+        distributed, upcoming = distribute([member.room for member in members], first, count)
         self._move_on(upcoming)
-        return [(members[hand], run) for hand, run in dealt]
+        return [(members[index], run) for index, run in distributed]
 
-    def _move_on(self, places: int) -> None:
-        self._ring = self._ring[places:] + self._ring[:places]
+    def _move_on(self, count: int) -> None:
+        self._ring = self._ring[count:] + self._ring[:count]

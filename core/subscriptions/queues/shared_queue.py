@@ -1,4 +1,4 @@
-"""Ready messages in offset order, each to whoever is next in turn."""
+"""Ready messages in offset order, each to the next subscriber in turn."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
 
-from qb.core.subscriptions.leases import JoinedSubscriber
-from qb.core.subscriptions.message_records import MessagePlace, MessageRecord
+from qb.core.subscriptions.messages.leases import JoinedSubscriber
+from qb.core.subscriptions.messages.message_records import MessagePlace, MessageRecord
 from qb.core.subscriptions.queues.round_robin import RoundRobin
 
 _ties = count()  # so that heaps never compare records
@@ -21,13 +21,13 @@ class ReadyQueue(Protocol):
         """Take a message that is ready."""
 
     def hold(self, record: MessageRecord) -> None:
-        """Know that a message is not ready: it rests, dies, or waits to be offered alone."""
+        """Note that a message is not ready: it backs off, is dead-lettered, or is isolated."""
 
     def settled(self, record: MessageRecord) -> None:
         """Forget a message."""
 
     def left(self, subscriber: JoinedSubscriber) -> None:
-        """Know that a subscriber is gone."""
+        """Note that a subscriber has left."""
 
     def owner(self, record: MessageRecord) -> JoinedSubscriber | None:
         """Return the only subscriber that may have this message, if there is one."""
@@ -36,15 +36,15 @@ class ReadyQueue(Protocol):
         """Return whether nothing else has to go out before this message."""
 
     def bind(self, record: MessageRecord, subscriber: JoinedSubscriber) -> None:
-        """Know that a message goes to this subscriber, past the queue."""
+        """Note that a message goes to this subscriber, past the queue."""
 
     def followers(self, record: MessageRecord) -> list[MessageRecord]:
         """Return the messages in flight that must not be handled before this one."""
 
-    def assign(self, turn: RoundRobin) -> Iterator[tuple[JoinedSubscriber, MessageRecord]]:
-        """Take messages out, each with who gets it, as long as there is room.
+    def assign(self, round_robin: RoundRobin) -> Iterator[tuple[JoinedSubscriber, MessageRecord]]:
+        """Take messages out, each with its subscriber, as long as there is room.
 
-        Each one counts in `subscriber.promised` before the next is asked for; stopping early loses nothing.
+        Each one counts in `subscriber.assigned` before the next is asked for; stopping early loses nothing.
         """
 
     def may_have_work(self) -> bool:
@@ -103,8 +103,8 @@ class SharedQueue:
     def followers(self, record: MessageRecord) -> list[MessageRecord]:
         return []
 
-    def assign(self, turn: RoundRobin) -> Iterator[tuple[JoinedSubscriber, MessageRecord]]:
-        while self._ready.first() and (subscriber := turn.next()):
+    def assign(self, round_robin: RoundRobin) -> Iterator[tuple[JoinedSubscriber, MessageRecord]]:
+        while self._ready.first() and (subscriber := round_robin.next()):
             yield subscriber, self._ready.pop()
 
     def may_have_work(self) -> bool:

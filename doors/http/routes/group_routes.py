@@ -74,7 +74,7 @@ async def make_group(call: RouteCall) -> RouteAnswer:
     if not topic:
         raise bad_request("Missing topic_name")
     known = call.broker.topic(topic)
-    made_ms = await call.broker.groups.make(group, topic)
+    made_ms = await call.broker.groups.declare(group, topic)
     return RouteAnswer(GroupBody(group, topic, known.partitions, iso_time(made_ms)), 201)
 
 

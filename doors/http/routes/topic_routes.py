@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from qb.core.broker.fetching import FetchLimits, messages
-from qb.core.broker.positions import resolve
+from qb.core.positions import resolve
 from qb.core.wire.errors import UnknownPartition
 from qb.doors.http.http_errors import bad_request
 from qb.doors.http.http_views import (

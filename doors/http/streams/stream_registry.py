@@ -58,39 +58,39 @@ class StreamRegistry:
     ) -> EventStream:
         """Return a stream that has joined. Raises UnknownSubscription, SubscriptionBusy, BadRequest, ShuttingDown."""
         self._broker.check_open()
-        live = self._broker.subscriptions.live(subscription_id)
-        subscriber = StreamSubscriber(live, self._deliveries, peer, auto_ack=auto_ack, closed=self._remember)
-        most = live.subscription.options.max_in_flight
-        self._deliveries.join(live, subscriber, min(WINDOW, most) if window is None else window, announces=False)
+        active = self._broker.subscriptions.active(subscription_id)
+        subscriber = StreamSubscriber(active, self._deliveries, peer, auto_ack=auto_ack, closed=self._remember)
+        most = active.subscription.options.max_in_flight
+        self._deliveries.join(active, subscriber, min(WINDOW, most) if window is None else window, announces=False)
         self._open[subscriber.id] = subscriber
         if auto_ack:
-            self._send_again(live, last_event_id)
+            self._send_again(active, last_event_id)
         return EventStream(subscriber, peer, self._pace)
 
     def _remember(self, subscriber: StreamSubscriber) -> None:
         """A stream is over, but its peer may come back and say that it has not seen everything."""
         del self._open[subscriber.id]
         if subscriber.delivered:
-            self._ended[subscriber.id] = subscriber.live, subscriber.delivered
+            self._ended[subscriber.id] = subscriber.active, subscriber.delivered
             if len(self._ended) > ENDED:
                 self._ended.popitem(last=False)
 
-    def _send_again(self, live: ActiveSubscription, last_event_id: str) -> None:
+    def _send_again(self, active: ActiveSubscription, last_event_id: str) -> None:
         """Deliver once more what an ended stream was sent after the last event that its peer has seen."""
         place = parse_event_id(last_event_id)
         for id, (of, delivered) in reversed(self._ended.items()):
             places = [(sent.partition, sent.offset) for sent in delivered]
-            if of is live and place in places:
+            if of is active and place in places:
                 for sent in list(delivered)[places.index(place) + 1 :]:
-                    live.subscription.retry(sent.partition, sent.offset, sent.key)
+                    active.subscription.retry(sent.partition, sent.offset, sent.key)
                 del self._ended[id]
-                self._deliveries.touch(live)
+                self._deliveries.serve_soon(active)
                 return
 
     def find(self, subscription_id: str, stream: str | None) -> StreamSubscriber:
         """Return a stream that has joined; without an id, the only one. Raises UnknownSubscription, NotJoined."""
-        live = self._broker.subscriptions.live(subscription_id)
-        joined = {id: each for id, each in self._open.items() if each.live is live}
+        active = self._broker.subscriptions.active(subscription_id)
+        joined = {id: each for id, each in self._open.items() if each.active is active}
         if stream is None:
             if len(joined) > 1:
                 raise BadRequest(f"{len(joined)} streams have joined subscription {subscription_id!r}: say which one")

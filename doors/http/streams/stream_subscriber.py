@@ -35,7 +35,7 @@ class StreamSubscriber:
 
     def __init__(
         self,
-        live: ActiveSubscription,
+        active: ActiveSubscription,
         deliveries: DeliveryRounds,
         peer: HttpPeer,
         *,
@@ -44,7 +44,7 @@ class StreamSubscriber:
     ) -> None:
         self.id = secrets.token_hex(8)
         self.name = f"http {peer.address} {self.id}"
-        self.live = live
+        self.active = active
         self.ended: dict[str, Any] | None = None
         self.delivered: deque[SentMessage] = deque(maxlen=REMEMBERED)
         self._deliveries = deliveries
@@ -72,8 +72,8 @@ class StreamSubscriber:
     # As its EventStream sees it
 
     def opening(self) -> bytes:
-        subscription = {"subscription_id": self.live.name, "topic": self.live.topic}
-        options = {"auto_ack": self._auto_ack, "ack_deadline": self.live.subscription.options.ack_deadline}
+        subscription = {"subscription_id": self.active.name, "topic": self.active.topic}
+        options = {"auto_ack": self._auto_ack, "ack_deadline": self.active.subscription.options.ack_deadline}
         return event({"stream": self.id, **subscription, **options}, name="joined")
 
     async def next_batch(self) -> EventBatch | None:
@@ -90,14 +90,14 @@ class StreamSubscriber:
         return encode_batch(batch)
 
     def sent(self, batch: EventBatch) -> None:
-        if self._auto_ack and not self.live.gone:
+        if self._auto_ack and not self.active.gone:
             offsets = [message.sequence_number for message in batch.messages]
             self.ack(batch.partition, _runs(offsets))
             self.delivered.extend(
                 SentMessage(batch.partition, message.sequence_number, message.properties.get("key"))
                 for message in batch.messages
             )
-        self._deliveries.touch(self.live)
+        self._deliveries.serve_soon(self.active)
 
     def end(self, reason: str) -> None:
         """Push nothing more, and say why."""
@@ -106,21 +106,21 @@ class StreamSubscriber:
 
     def close(self) -> None:
         died = self.ended is None and not self._auto_ack
-        self._deliveries.leave(self.live, self, died=died)
+        self._deliveries.leave(self.active, self, died=died)
         self._closed(self)
 
     # What the peer says of its messages
 
     def ack(self, partition: int, runs: Sequence[range]) -> int:
         """Settle messages; returns how many were held. Raises BadRequest."""
-        acked = self.live.subscription.ack(self.name, partition, runs, trio.current_time())
-        self._deliveries.touch(self.live)
+        acked = self.active.subscription.ack(self.name, partition, runs, trio.current_time())
+        self._deliveries.serve_soon(self.active)
         return acked
 
     def nack(self, partition: int, offset: int, reason: str, delay: float | None) -> bool:
         """Give a message back as failed; False if it was not held. Raises BadRequest."""
-        nacked = self.live.subscription.nack(self.name, partition, offset, trio.current_time(), reason, delay)
-        self._deliveries.touch(self.live)
+        nacked = self.active.subscription.nack(self.name, partition, offset, trio.current_time(), reason, delay)
+        self._deliveries.serve_soon(self.active)
         return nacked
 
 

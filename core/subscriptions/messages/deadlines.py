@@ -1,4 +1,4 @@
-"""What is due when."""
+"""A heap of deadlines."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Item = TypeVar("Item", bound=Timed)
 
 
 class Deadlines(Generic[Item]):
-    """A heap that is right lazily: an entry counts only while its item still has the entry's time.
+    """A lazy heap: an entry counts only while its item still has the entry's time.
 
-    Setting, moving and cancelling an alarm never search the heap: whoever changes `item.due` by hand to NEVER has
-    cancelled it. Dead entries are swept out when they could be half of the heap.
+    Setting, moving and cancelling a deadline never search the heap: setting `item.due` to NEVER cancels it.
+    Dead entries are swept out when they could be half of the heap.
     """
 
     def __init__(self) -> None:

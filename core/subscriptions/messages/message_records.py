@@ -1,10 +1,10 @@
-"""A message with a history, and a death that nobody has been charged with yet."""
+"""A message with a history, and a subscriber's death that no message is charged with yet."""
 
 from __future__ import annotations
 
 from enum import Enum, auto
 
-from qb.core.subscriptions.deadlines import NEVER
+from qb.core.subscriptions.messages.deadlines import NEVER
 
 
 class MessagePlace(Enum):
@@ -12,9 +12,9 @@ class MessagePlace(Enum):
 
     LEASED = auto()
     READY = auto()  # goes out as soon as there is a window
-    RESTING = auto()  # in backoff
-    LONELY = auto()  # to be offered alone
-    DYING = auto()  # its dead letter is being written
+    BACKING_OFF = auto()  # in backoff
+    ISOLATED = auto()  # to be offered alone
+    DEAD_LETTERING = auto()  # its dead letter is being written
     SETTLED = auto()  # the record is dead; a queue that still has it skips it
 
 
@@ -51,18 +51,18 @@ class MessageRecord:
         self.attempts = attempts  # deliveries made
         self.failures = 0  # deliveries that are held against it
         self.place = MessagePlace.READY
-        self.due = NEVER  # when it stops resting
+        self.due = NEVER  # when its backoff ends
         self.reason = ""  # of its last failure
-        self.holder = ""  # who has it, or had it last
-        self.alone = False  # offered alone from now on
+        self.holder = ""  # the subscriber that has it, or had it last
+        self.alone = False  # offered in isolation from now on
         self.deaths: tuple[UnexplainedDeath, ...] = ()  # of which it is a suspect, or was until they were explained
 
     @property
     def suspicions(self) -> tuple[UnexplainedDeath, ...]:
-        """The deaths of which it is a suspect and that nobody has been charged with."""
+        """The deaths of which it is a suspect and that no message is charged with."""
         return tuple(death for death in self.deaths if not death.explained) if self.deaths else ()
 
-    def take_the_blame(self) -> None:
+    def charge_deaths(self) -> None:
         """Explain the earlier deaths of which this message is a suspect: they are counted as its failures."""
         for death in self.suspicions:
             death.explained = True
@@ -70,6 +70,6 @@ class MessageRecord:
         self.deaths = ()
 
     def clear(self) -> None:
-        """End suspicion and loneliness: a handler has survived this message."""
+        """End suspicion and isolation: a handler has survived this message."""
         self.deaths = ()
         self.alone = False

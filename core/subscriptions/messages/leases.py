@@ -23,9 +23,9 @@ class Lease:
         self.partition = partition
         self.offsets = offsets
         self.attempt = attempt
-        self.recorded = recorded  # does each message have a Record?
+        self.recorded = recorded  # does each message have a record?
         self.since = since
-        self.due = since  # the deadline; set by Alarms
+        self.due = since  # the deadline; set by Deadlines
 
     def part(self, offsets: range) -> Lease:
         """Return a lease like this one for some of its offsets."""
@@ -40,11 +40,11 @@ class JoinedSubscriber:
         self.window = window
         self.announces = announces  # names redelivered messages before it handles them
         self.in_flight = 0
-        self.unsaved = 0  # acked, but not durably yet: these keep their places
-        self.promised = 0  # chosen for it in the decision that is being made, not leased yet
+        self.unsaved = 0  # acked, but not durably yet: these keep their slots of the window
+        self.assigned = 0  # chosen for it in the decision that is being made, not leased yet
         self.blocked = False  # its connection takes nothing more for now
-        self.reserved = False  # kept for one lonely message, or busy with it
-        self.in_hand: set[tuple[int, int]] = set()  # (partition, offset) that it has named and not settled
+        self.reserved = False  # kept for one isolated message, or busy with it
+        self.started: set[tuple[int, int]] = set()  # (partition, offset) that it has named and not settled
         self._leases: dict[int, list[Lease]] = {}  # by partition, sorted by first offset
         self._acked: dict[int, int] = {}  # how many of the unsaved ones, by the number of the snapshot that has them
 
@@ -55,20 +55,20 @@ class JoinedSubscriber:
 
     @property
     def free(self) -> int:
-        """How many places of its window are free; negative if late acks have taken more than there are."""
-        return self.window - self.in_flight - self.unsaved - self.promised
+        """How many slots of its window are free; negative if late acks have taken more than there are."""
+        return self.window - self.in_flight - self.unsaved - self.assigned
 
-    def keep_places(self, count: int, number: int) -> None:
-        """So many messages were acked; the snapshot of this number will be the first that says so."""
+    def note_unsaved(self, count: int, number: int) -> None:
+        """So many messages were acked; the snapshot of this number will be the first to have them."""
         self.unsaved += count
         self._acked[number] = self._acked.get(number, 0) + count
 
-    def places_kept_for(self, number: int) -> int:
-        """How many places the durability of this one snapshot will free."""
+    def unsaved_in(self, number: int) -> int:
+        """How many slots the durability of this one snapshot will free."""
         return self._acked.get(number, 0)
 
-    def free_places(self, number: int) -> int:
-        """The snapshot of this number is durable; returns how many places are free again."""
+    def note_saved(self, number: int) -> int:
+        """The snapshot of this number is durable; returns how many slots are free again."""
         durable = [each for each in self._acked if each <= number]
         freed = sum(self._acked.pop(each) for each in durable)
         self.unsaved -= freed

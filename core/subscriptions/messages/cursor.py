@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from qb.core.subscriptions.message_records import MessageRecord
+from qb.core.subscriptions.messages.message_records import MessageRecord
 
-REMEMBERED = 1000  # settlements kept for explain()
+MAX_SETTLEMENTS = 1000  # settlements kept for explain()
 
 
 class Settlement(NamedTuple):
@@ -37,7 +37,7 @@ class Cursor:
         self.dropped = 0  # retention has removed what lies below
         self.waiting: dict[int, MessageRecord] = {}
         self.leased: dict[int, MessageRecord] = {}  # those in flight that have a record; the others are in leases alone
-        self.settlements: deque[Settlement] = deque(maxlen=REMEMBERED)
+        self.settlements: deque[Settlement] = deque(maxlen=MAX_SETTLEMENTS)
 
     def records(self) -> Iterator[MessageRecord]:
         """Return every unsettled message that has a record."""
