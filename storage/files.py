@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ RWF_DSYNC = getattr(os, "RWF_DSYNC", 0)
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 CACHED_AT_MOST = 2 * 1024 * 1024  # a longer look would keep the event loop too long
 _threads = threading.local()
+PRIVATE_DIRECTORY, PRIVATE_FILE = 0o700, 0o600  # messages are for the user that runs the broker
 OPEN_FILES = 256  # kept open at once; more only while more are in use at the same moment
 
 
@@ -57,11 +59,11 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
-def make_directory(directory: Path) -> None:
-    """Make a directory, and what is missing above it, durably. Raises OSError."""
+def make_directory(directory: Path, mode: int = PRIVATE_DIRECTORY) -> None:
+    """Make a directory, and what is missing above it (with the usual mode), durably. Raises OSError."""
     if not directory.is_dir():
-        make_directory(directory.parent)
-        directory.mkdir(exist_ok=True)
+        make_directory(directory.parent, 0o777)
+        directory.mkdir(mode, exist_ok=True)
         sync_directory(directory.parent)
 
 
@@ -139,8 +141,11 @@ def _scratch(length: int) -> memoryview:
 
 
 def lock_directory(directory: Path) -> int:
-    """Return the descriptor that holds the directory's lock. Raises CannotOpen while another process has it."""
-    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    """Return the descriptor that holds the directory's lock.
+
+    Raises CannotOpen while another process has it, or if the lock is not a file of its own: the pid is written there.
+    """
+    fd = _open_lock(directory / "lock")
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -150,6 +155,29 @@ def lock_directory(directory: Path) -> int:
     os.ftruncate(fd, 0)
     os.pwrite(fd, b"%d\n" % os.getpid(), 0)
     return fd
+
+
+def _open_lock(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        fd = os.open(path, flags, PRIVATE_FILE)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise CannotOpen(f"{path} is a symbolic link: remove it, the broker makes a lock file of its own") from None
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        os.close(fd)
+        raise CannotOpen(f"{path} is not a plain file with one name: remove it, the broker makes one of its own")
+    return fd
+
+
+def note_on_access(directory: Path) -> list[str]:
+    """Return a sentence for the operator if other users can get into the directory."""
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    if not mode & 0o077:
+        return []
+    return [f"{directory} is open to other users (mode {mode:03o}); to close it: chmod 700 {directory}"]
 
 
 class _Open:
@@ -212,7 +240,7 @@ class OpenFiles:
                 if if_open:
                     raise BlockingIOError(errno.EAGAIN, "not open")
                 flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-                entry = self._open[path] = _Open(os.open(path, flags, 0o644))
+                entry = self._open[path] = _Open(os.open(path, flags, PRIVATE_FILE))
                 self._close_unused()
             else:
                 self._open.move_to_end(path)

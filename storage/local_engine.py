@@ -30,7 +30,7 @@ from qb.storage.commit.sync_pace import SyncPace
 from qb.storage.commit.writer_threads import WriterThreads
 from qb.storage.engine import CommitStep, Metadata, RecoveryReport, Topic
 from qb.storage.faults import keep_running
-from qb.storage.files import NO_ROOM, CannotOpen, OpenFiles, lock_directory, make_directory
+from qb.storage.files import NO_ROOM, CannotOpen, OpenFiles, lock_directory, make_directory, note_on_access
 from qb.storage.log.log_context import LogContext, LogSettings, TopicHealth
 from qb.storage.log.log_recovery import RecoveredLog, notes_on, recover
 from qb.storage.log.partition_log import LocalLog
@@ -126,7 +126,7 @@ class LocalEngine:
             raise
 
     def _recover(self) -> None:
-        notes: list[str] = []
+        notes = note_on_access(Path(self._settings.data_dir))
         self._clear_unfinished(notes)
         parts: dict[str, list[RecoveredLog]] = {}
         for topic in self._find_topics(notes):

@@ -6,6 +6,7 @@ Writes gather while a transaction is under way and go into the next one together
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,6 +19,7 @@ import trio
 from qb.core.wire.errors import BrokerError, DiskFull, Internal, ShuttingDown
 from qb.storage.commit.writer_threads import WriterThreads
 from qb.storage.engine import MetadataEntry, VersionConflict
+from qb.storage.files import PRIVATE_FILE
 
 logger = logging.getLogger(__name__)
 SOON = 0.1  # how long state that may lag waits for company
@@ -41,6 +43,7 @@ class MetadataStore:
 
     def __init__(self, path: Path) -> None:
         """Open the database and read all of it. Blocks. Raises sqlite3.Error."""
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE))
         self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=FULL")

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from qb.storage.files import CannotOpen, OpenFiles, make_directory, sync_directory
+from qb.storage.files import PRIVATE_DIRECTORY, PRIVATE_FILE, CannotOpen, OpenFiles, make_directory, sync_directory
 from qb.storage.log.segment import Segment
 
 FORMAT = "qb-storage"
@@ -25,14 +25,18 @@ def prepare(data_dir: Path) -> None:
     path = data_dir / "format"
     if not path.exists():
         draft = data_dir / "format.new"
-        with draft.open("w") as file:
-            file.write(f"{FORMAT} {VERSION}\n")
-            file.flush()
-            os.fsync(file.fileno())
+        _write_durably(draft, f"{FORMAT} {VERSION}\n")
         draft.replace(path)
         sync_directory(data_dir)
     check_format(path)
     make_directory(data_dir / "topics")
+
+
+def _write_durably(path: Path, text: str) -> None:
+    with open(path, "w", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, PRIVATE_FILE)) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def check_format(path: Path) -> None:
@@ -126,9 +130,9 @@ def _topic_name(directory: str) -> str:
 
 
 def _fill(files: OpenFiles, draft: Path, partitions: int, created_ms: int) -> None:
-    draft.mkdir()
+    draft.mkdir(PRIVATE_DIRECTORY)
     for partition in range(partitions):
-        (draft / str(partition)).mkdir()
+        (draft / str(partition)).mkdir(PRIVATE_DIRECTORY)
         first = Segment.create(files, draft / str(partition), 0, created_ms, ())
         files.forget(first.log_path, first.index_path)  # they are about to have another name
     sync_directory(draft)

@@ -181,9 +181,10 @@ async def test_a_stage_whose_beginning_is_damaged_is_left_alone(tmp_path: Path) 
     assert path.read_bytes() == damaged
 
 
-async def test_a_stage_that_cannot_be_read_stops_nobody_from_starting(tmp_path: Path) -> None:
+async def test_a_stage_that_cannot_be_read_does_not_keep_the_engine_from_starting(tmp_path: Path) -> None:
+    open_engine(tmp_path).close()
     unreadable = tmp_path / "data" / "staged" / "bad.log"
-    unreadable.mkdir(parents=True)
+    unreadable.mkdir()
     async with opened(tmp_path) as engine:
         assert engine.stages() == {}
         (note,) = engine.recovery.notes
