@@ -153,7 +153,7 @@ def _read_streams(port: int, path: str, ready: Event) -> None:
     chosen = selectors.DefaultSelector()
     for _ in range(STREAMS):
         peer = socket.create_connection(("127.0.0.1", port))
-        peer.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+        peer.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\naccept: text/event-stream\r\n\r\n".encode())
         received = b""
         while b"joined" not in received:
             received += peer.recv(4_096)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import msgspec
 
-from qb.core.wire.value_kinds import BOOLEAN, HOURS, INTEGER, LOG_LEVEL, SECONDS, SIZE, TEXT, Kind
+from qb.core.wire.value_kinds import BOOLEAN, HOURS, INTEGER, LOG_LEVEL, NAMES, SECONDS, SIZE, TEXT, Kind
 
 
 class SettingsError(Exception):
@@ -92,6 +92,10 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     host: Annotated[str, Setting("QB_HTTP_HOST", TEXT, "address to listen on")] = "127.0.0.1"
     port: Annotated[int, Setting("QB_HTTP_PORT", INTEGER.within(0, 65535), "port to listen on; 0: no such door")] = 8080
+    hosts: Annotated[
+        tuple[str, ...],
+        Setting("QB_HTTP_HOSTS", NAMES, "names by which clients reach this door, besides addresses and localhost"),
+    ] = ()
 
 
 class StorageSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ import hypothesis
 import pytest
 import trio
 
-from qb.core.settings import ServerSettings, Settings, StorageSettings
+from qb.core.settings import HttpSettings, ServerSettings, Settings, StorageSettings
 from qb.server import serve
 from qb.storage.local_engine import LocalEngine
 from tests.support.brokers import ROOT, BrokerProcess, Doors
@@ -70,9 +70,12 @@ def a_broker(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[Doors]
     """Opens a broker in this process, on this test's clock, and gives out peers."""
 
     @asynccontextmanager
-    async def opened(storage: dict[str, Any] | None = None, **server: Any) -> AsyncIterator[Doors]:
+    async def opened(
+        storage: dict[str, Any] | None = None, http: dict[str, Any] | None = None, **server: Any
+    ) -> AsyncIterator[Doors]:
         settings = Settings(
             server=ServerSettings(port=0, **server),
+            http=HttpSettings(**(http or {})),
             storage=StorageSettings(data_dir=str(tmp_path / "data"), **(storage or {})),
         )
         engine = await trio.to_thread.run_sync(LocalEngine.open, settings.storage)

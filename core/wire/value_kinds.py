@@ -99,7 +99,12 @@ def one_of(*words: str) -> Kind:
     return Kind("one of " + ", ".join(words), convert)
 
 
+def _to_names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, map(str.strip, text.split(","))))
+
+
 TEXT = Kind("text", _to_text)
+NAMES = Kind("names, separated by commas", _to_names, ", ".join)
 INTEGER = Kind("a whole number", int)
 SIZE = Kind("a size such as 4096, 512k, 64MiB or 1GB", parse_size, show_size)
 SECONDS = Kind("a number of seconds", _to_number, _show_number)

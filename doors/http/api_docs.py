@@ -7,22 +7,13 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any
 
-_STYLE = """
-:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
-body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-code, pre { font: 0.9em ui-monospace, monospace; }
-pre { overflow: auto; padding: 0.75rem; border: 1px solid #8884; border-radius: 0.4rem; }
-summary { cursor: pointer; padding: 0.4rem 0; }
-summary b { display: inline-block; min-width: 4.5rem; }
-table { border-collapse: collapse; } td, th { text-align: left; padding: 0.2rem 1rem 0.2rem 0; vertical-align: top; }
-"""
-
 
 def page(title: str, body: str) -> bytes:
     """Return a whole page."""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<link rel="stylesheet" href="/page/docs.css"></head>'
         f"<body>{body}</body></html>"
     ).encode()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 from starlette.applications import Starlette
@@ -18,7 +17,8 @@ from starlette.types import Receive, Scope, Send
 
 from qb.core.broker.message_broker import MessageBroker
 from qb.core.wire.errors import BrokerError, Internal
-from qb.doors.http.http_errors import HttpError, PartlyStored, no_such_route, refusal
+from qb.doors.http.browser_rules import check_host, check_origin, host_name
+from qb.doors.http.http_errors import ANSWER_HEADERS, HttpError, PartlyStored, no_such_route, refusal
 from qb.doors.http.request_bodies import JSON, LINES, BodyReader, PeerGone, check_media_type, decode, parse_query
 from qb.doors.http.route_table import Fields, NoFields, OpenWaits, RouteAnswer, RouteCall, RouteContext, RouteRow
 from qb.doors.http.routes import group_routes as http_consumers
@@ -42,7 +42,6 @@ ROWS: Sequence[RouteRow] = [
     *http_page.ROWS,
 ]
 SMALL_BODY = 1 << 20  # bytes; bodies of messages may be longer: see body_limit()
-NO_STORE = {"cache-control": "no-store"}  # what is told here is out of date at once
 
 
 def make_service(broker: MessageBroker) -> RouteContext:
@@ -78,6 +77,8 @@ class Endpoint:
         self._service = service
         self._rows = rows
         self._reader = reader
+        settings = service.broker.settings.http
+        self._host_names = {host_name(name) for name in (settings.host, *settings.hosts)}
         self._decoders: dict[str, msgspec.json.Decoder[Fields]] = {
             method: msgspec.json.Decoder(row.body) for method, row in rows.items() if row.body
         }
@@ -100,8 +101,9 @@ class Endpoint:
 
     async def _respond(self, scope: Scope, receive: Receive) -> Any:
         headers = Headers(scope=scope)
-        row = self._row(scope["method"])
+        check_host(headers, self._host_names)
         check_origin(headers)
+        row = self._row(scope["method"])
         query = parse_query(scope["query_string"], row.query)
         peer = scope["state"].get("peer")
         call = RouteCall(self._service, scope["path_params"], query, None, headers, peer)
@@ -131,23 +133,15 @@ class Endpoint:
         return body if found == LINES else decode(body, self._decoders[row.method])
 
 
-def check_origin(headers: Headers) -> None:
-    """Refuse what a page of another site asks for: whoever reaches this door may do everything. Raises HttpError."""
-    origin, host = headers.get("origin"), headers.get("host", "")
-    foreign = origin is not None and urlsplit(origin).netloc.lower() != host.lower()
-    if foreign or headers.get("sec-fetch-site") == "cross-site":
-        raise HttpError(403, "FOREIGN_ORIGIN", "a page of another site may not use this broker")
-
-
 def _respond(answer: Any) -> Any:
     """Return an answer as a response; one that goes on and on is one already."""
     if not isinstance(answer, RouteAnswer):
         return answer
     content = answer.data if isinstance(answer.data, bytes) else msgspec.json.encode(answer.data)
-    return Response(content, answer.status, NO_STORE, answer.media_type)
+    return Response(content, answer.status, ANSWER_HEADERS, answer.media_type)
 
 
 def _refuse(error: HttpError | BrokerError | PartlyStored) -> Response:
     status, body = refusal(error)
     headers = dict(error.headers) if isinstance(error, HttpError) else {}
-    return Response(msgspec.json.encode(body), status, {**NO_STORE, **headers}, "application/json")
+    return Response(msgspec.json.encode(body), status, {**ANSWER_HEADERS, **headers}, "application/json")

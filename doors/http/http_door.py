@@ -13,11 +13,11 @@ from contextlib import suppress
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
-from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 
 from qb.core.broker.message_broker import MessageBroker
 from qb.core.wire.errors import BrokerError
+from qb.doors.http.http11 import Http11Server
 from qb.doors.http.http_app import make_app, make_service
 from qb.doors.http.http_errors import raw_response, refusal
 from qb.doors.http.streams.event_stream import HttpPeer
@@ -59,7 +59,7 @@ class HttpDoor:
 
     async def converse(self, peer: HttpPeer, context: WorkerContext) -> None:
         """Speak HTTP on a connection until it ends."""
-        await TCPServer(self._app, self._config, context, {"peer": peer}, HypercornStream(peer))  # type: ignore[arg-type]
+        await Http11Server(self._app, self._config, context, {"peer": peer}, HypercornStream(peer))  # type: ignore[arg-type]
 
 
 class HttpSession:

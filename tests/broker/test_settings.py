@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qb.core.settings import TABLE, Setting, Settings, SettingsError, describe_flags, load, render
-from qb.core.wire.value_kinds import BOOLEAN, HOURS, INTEGER, LOG_LEVEL, SECONDS, SIZE, TEXT, parse_size, show_size
+from qb.core.wire.value_kinds import BOOLEAN, HOURS, INTEGER, LOG_LEVEL, NAMES, SECONDS, SIZE, TEXT, parse_size, show_size
 from tests.support.brokers import ROOT
 
 BY_NAME = {setting.name: setting for setting in TABLE}
@@ -23,6 +23,7 @@ EXAMPLES = {  # by noun: what is written and what it means
     HOURS.noun: ("2.5", 2.5),
     BOOLEAN.noun: ("yes", True),
     LOG_LEVEL.noun: ("error", "error"),
+    NAMES.noun: ("a, b", ("a", "b")),
 }
 
 every_setting = pytest.mark.parametrize("setting", TABLE, ids=lambda setting: setting.name)

@@ -40,7 +40,8 @@ class Door:
     ) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         try:
-            connection.request(method, path, body, {"content-type": kind} if body is not None else {})
+            given = {"content-type": kind} if body is not None else {}
+            connection.request(method, path, body, {**given, "accept": "text/event-stream, */*"})
             answer = connection.getresponse()
             if answer.headers["content-type"].startswith("text/event-stream"):
                 return answer.status, answer.fp.readline()

@@ -148,13 +148,13 @@ async def test_a_head_is_answered_without_a_body_and_a_stream_has_none(a_broker)
         peer = await connect.http()
         await peer.ok("POST", "/topics", {"name": "t"}, 201)
         raw = await connect.http()
-        await raw.stream.send_all(b"HEAD /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        await raw.stream.send_all(b"HEAD /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         received = b""
         while data := await raw.stream.receive_some():
             received += data
         assert received.startswith(b"HTTP/1.1 200 ")
         assert received.endswith(b"\r\n\r\n")
-        await peer.stream.send_all(b"HEAD /topics/t/tail HTTP/1.1\r\nhost: x\r\n\r\n")
+        await peer.stream.send_all(b"HEAD /topics/t/tail HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert (await peer.stream.receive_some()).startswith(b"HTTP/1.1 405 ")
 
 
@@ -198,7 +198,9 @@ async def test_a_body_that_does_not_come_is_not_waited_for_for_ever(a_broker, mo
     monkeypatch.setattr(http_bodies, "PATIENCE", 0.01)
     async with a_broker() as connect:
         peer = await connect.http()
-        head = b"POST /topics HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 10\r\n\r\n"
+        head = (
+            b"POST /topics HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 10\r\n\r\n"
+        )
         await peer.stream.send_all(head + b'{"na')
         assert (await peer.stream.receive_some()).startswith(b"HTTP/1.1 408 ")
 
@@ -208,7 +210,7 @@ async def test_only_so_many_large_bodies_are_held_at_once(a_broker):
         peers = [await connect.http() for _ in range(5)]
         await peers[0].ok("POST", "/topics", {"name": "t", "partitions": 1}, 201)
         body = b'{"value":"' + b"x" * (2 << 20) + b'"}'
-        head = "POST /topics/t/messages HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = "POST /topics/t/messages HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         whole = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
         for peer in peers[1:]:
             await peer.stream.send_all(whole[:-1])
@@ -227,7 +229,7 @@ async def test_a_websocket_is_refused(a_broker):
         peer = await connect.http()
         upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
         key = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
-        await peer.stream.send_all(f"GET /topics HTTP/1.1\r\nhost: x\r\n{upgrade}{key}\r\n".encode())
+        await peer.stream.send_all(f"GET /topics HTTP/1.1\r\nhost: localhost\r\n{upgrade}{key}\r\n".encode())
         assert (await peer.stream.receive_some()).startswith(b"HTTP/1.1 403 ")
 
 
@@ -282,7 +284,7 @@ def test_sigterm_ends_open_streams_and_waiting_requests_and_exits_0(start_broker
     streams = []
     for path in ("/topics/t/tail", "/topics/t/partitions/0/messages?max_wait_ms=60000"):
         stream = socket.create_connection(("127.0.0.1", port), timeout=20)
-        stream.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        stream.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
         streams.append(stream)
     assert b"joined" in read_until(streams[0], b"joined")
     assert ask(port, "/health")[0] == 200  # both requests were read by now, as they came before
@@ -304,7 +306,7 @@ def test_a_stream_that_nobody_reads_does_not_keep_the_broker_from_stopping(start
         stuck = socket.socket()
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         stuck.connect(("127.0.0.1", port))
-        stuck.sendall(b"GET /topics/t/tail HTTP/1.1\r\nhost: x\r\n\r\n")
+        stuck.sendall(b"GET /topics/t/tail HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert b"joined" in read_until(stuck, b"joined")
         for number in range(100):
             peer.publish("t", b"x" * 200_000, number + 1)

@@ -9,6 +9,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from qb.doors.http.streams import event_stream as http_events
+from tests.support.http_peers import READS_EVENTS
 
 
 async def publish(peer, *values, **more):
@@ -98,7 +99,7 @@ async def test_an_unknown_subscription_is_not_found(a_broker, method, route, bod
         peer = await connect.http()
         given = {} if body is None else {"data": body}
         path = f"/subscriptions/nobody{route}"
-        assert await peer.refused(method, path, **given) == (404, "UNKNOWN_SUBSCRIPTION")
+        assert await peer.refused(method, path, **given, headers=READS_EVENTS) == (404, "UNKNOWN_SUBSCRIPTION")
 
 
 async def test_seek_pause_resume_and_fork_do_what_they_say(a_broker):
@@ -219,7 +220,7 @@ async def test_a_window_bounds_what_is_in_flight(a_broker):
         await settle(peer, (0, 0))
         assert (await reader.event()).data["value"] == "b"
         for bad in ("window=0", "window=x", "windo=1", "auto_ack=perhaps"):
-            assert (await peer.refused("GET", f"/subscriptions/s/stream?{bad}"))[0] == 400
+            assert (await peer.refused("GET", f"/subscriptions/s/stream?{bad}", headers=READS_EVENTS))[0] == 400
 
 
 async def test_a_stream_that_vanishes_frees_what_it_held_at_once(a_broker):
@@ -346,7 +347,7 @@ async def test_a_second_stream_of_an_exclusive_subscription_is_refused(a_broker)
         peer, reader = await connect.http(), await connect.http()
         await make(peer, mode="exclusive")
         await reader.open_stream("/subscriptions/s/stream")
-        assert await peer.refused("GET", "/subscriptions/s/stream") == (409, "SUBSCRIPTION_BUSY")
+        assert await peer.refused("GET", "/subscriptions/s/stream", headers=READS_EVENTS) == (409, "SUBSCRIPTION_BUSY")
 
 
 async def test_a_stream_ends_with_its_subscription_and_the_connection_goes_on(a_broker):

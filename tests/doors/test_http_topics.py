@@ -269,7 +269,7 @@ async def test_a_body_over_the_limit_is_refused_whether_it_says_so_or_not(a_brok
             "BODY_TOO_LARGE",
         )
         chunked = await connect.http()
-        head = "POST /topics/t/messages HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = "POST /topics/t/messages HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         await chunked.stream.send_all(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
         received = trio.Event()
 

@@ -12,6 +12,7 @@ import h11
 import trio
 
 UNSET: Any = object()
+READS_EVENTS = {"accept": "text/event-stream"}  # as an EventSource says
 
 
 class Answer(NamedTuple):
@@ -84,7 +85,8 @@ class HttpPeer:
 
     async def open_stream(self, path: str, **headers: str) -> Any:
         """Begin to read events; returns what the first one, `joined`, says."""
-        await self.send("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        await self.send("GET", path, headers={**READS_EVENTS, **given})
         answer = await self._start()
         assert answer.status == 200, answer
         assert answer.headers["content-type"].startswith("text/event-stream")

@@ -12,6 +12,7 @@ from qb.doors.http.route_table import RouteAnswer, RouteCall, RouteRow
 FILES = (
     "page.css",
     "page.js",
+    "docs.css",
     "broker.js",
     "dom.js",
     "history.js",

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from qb.core.subscriptions.subscription_options import SubscriptionOptions
+from qb.doors.http.browser_rules import check_join
 from qb.doors.http.route_table import Fields, NoFields, RouteAnswer, RouteCall, RouteRow, Streaming
 from qb.doors.http.routes.topic_routes import DeletedBody
 
@@ -151,6 +152,7 @@ async def purge(call: RouteCall) -> RouteAnswer:
 
 
 async def stream(call: RouteCall) -> Streaming:
+    check_join(call.headers)
     return call.service.streams.join(
         _id(call),
         call.peer,
@@ -250,7 +252,7 @@ ROWS = [
         stream,
         query=StreamQuery,
         media_type="text/event-stream",
-        refusals=(404, 409, 503),
+        refusals=(403, 404, 406, 409, 503),
         streams=True,
     ),
     RouteRow(

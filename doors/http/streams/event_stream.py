@@ -10,14 +10,15 @@ from typing import Any, Protocol
 import msgspec
 import trio
 
+from qb.doors.http.http_errors import ANSWER_HEADERS
 from qb.doors.transport import Transport
 
 HEARTBEAT = 15.0  # seconds of silence until a comment says that the stream lives
 SLACK = 0.005  # seconds of work that may be done before any rest is taken
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
+    *((name.encode(), value.encode()) for name, value in ANSWER_HEADERS.items()),
 ]
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]

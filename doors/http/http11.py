@@ -1,0 +1,89 @@
+"""HTTP/1.1 on one connection, and no other version of HTTP.
+
+Hypercorn's server would change to HTTP/2 when a peer asks for it. This one answers such an upgrade in HTTP/1.1, which
+the standard allows, and refuses HTTP/2 by prior knowledge. Hypercorn's classes are not its public interface, so the
+version is pinned in setup.cfg.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import h11
+from hypercorn.events import Closed
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.typing import ConnectionState
+from hypercorn.utils import parse_socket_addr
+
+from qb.doors.http.http_errors import HttpError, last_answer, refusal
+
+VERSIONS = (b"1.0", b"1.1")
+_UNREADABLE = {
+    400: ("BAD_REQUEST", "this is not HTTP/1.1"),
+    431: ("HEAD_TOO_LARGE", "the request line and the headers are longer than 16 KiB"),
+}
+
+
+class Http11Server(TCPServer):
+    """Hypercorn's server for one connection, with a protocol that stays HTTP/1.1."""
+
+    async def run(self) -> None:
+        """Answer requests until either side closes. Raises nothing."""
+        sock = self.stream.socket  # a plain stream: there is no TLS at this door
+        try:
+            client = parse_socket_addr(sock.family, sock.getpeername())
+            server = parse_socket_addr(sock.family, sock.getsockname())
+            async with TaskGroup() as tasks:
+                self._task_group = tasks
+                state = ConnectionState(self.state)
+                self.protocol = Http11Protocol(  # type: ignore[assignment]  # in place of the wrapper that changes it
+                    self.app, self.config, self.context, tasks, state, False, client, server, self.protocol_send
+                )
+                await self.idle_task.restart(tasks, self._idle_timeout)
+                await self._read_data()
+                await self.idle_task.stop()  # or a connection that has ended counts until its idle time is over
+        except OSError:
+            pass
+        finally:
+            await self._close()
+
+
+class Http11Protocol(H11Protocol):
+    """Hypercorn's HTTP/1.1, refusing what could be read in two ways. Each refusal closes the connection."""
+
+    async def handle(self, event: Any) -> None:
+        """Take bytes of the peer, or the news that it has gone."""
+        try:
+            await super().handle(event)
+        except HttpError as error:
+            await self._refuse(error)
+            await self.send(Closed())
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """Called with each request before it is handled. Raises HttpError."""
+        check_framing(event)
+
+    async def _send_error_response(self, status_code: int) -> None:
+        """Called when the bytes of the peer are not HTTP."""
+        code, text = _UNREADABLE.get(status_code, _UNREADABLE[400])
+        await self._refuse(HttpError(status_code, code, text))
+
+    async def _refuse(self, error: HttpError) -> None:
+        status, body = refusal(error)
+        encoded, headers = last_answer(body)
+        await self._send_h11_event(h11.Response(status_code=status, headers=list(headers.items())))
+        await self._send_h11_event(h11.Data(data=encoded))
+        await self._send_h11_event(h11.EndOfMessage())
+
+
+def check_framing(request: h11.Request) -> None:
+    """Refuse another version of HTTP, and a body whose end two programs may find in two places. Raises HttpError."""
+    if request.http_version not in VERSIONS:
+        raise HttpError(505, "HTTP_VERSION", "this door speaks HTTP/1.1 only; there is no HTTP/2 here")
+    names = {name for name, _ in request.headers}
+    if b"transfer-encoding" in names and (b"content-length" in names or request.http_version == b"1.0"):
+        raise HttpError(
+            400, "BAD_REQUEST", "the length of the body is given in two ways: send Content-Length or Transfer-Encoding"
+        )

@@ -1,0 +1,85 @@
+"""The HTTP door speaks HTTP/1.1 and nothing else, and finds one end of each body."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import trio
+import trio.testing
+
+UPGRADE = "connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
+
+
+async def converse(connect, sent: bytes) -> tuple[bytes, bytes]:
+    """Send bytes; return the head and the body of everything that comes until the broker closes."""
+    peer = await connect.http()
+    with trio.fail_after(10):
+        await peer.stream.send_all(sent)
+        received = b""
+        while data := await peer.stream.receive_some():
+            received += data
+    head, _, body = received.partition(b"\r\n\r\n")
+    return head, body
+
+
+async def test_an_upgrade_to_http_2_is_answered_in_http_1(a_broker):
+    async with a_broker() as connect:
+        request = f"GET /health HTTP/1.1\r\nhost: localhost\r\n{UPGRADE}\r\n"
+        close = "GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+        head, body = await converse(connect, (request + close).encode())
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert body.startswith(b'{"status":"healthy"}HTTP/1.1 200 ')
+
+
+async def test_http_2_by_prior_knowledge_is_refused_and_closed(a_broker):
+    async with a_broker() as connect:
+        settings = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+        head, body = await converse(connect, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
+        assert head.startswith(b"HTTP/1.1 505 ")
+        assert "HTTP/1.1" in json.loads(body)["error"]
+
+
+@pytest.mark.parametrize(
+    ("version", "lengths"),
+    [
+        ("1.1", ["content-length: 5", "transfer-encoding: chunked"]),
+        ("1.1", ["transfer-encoding: chunked", "content-length: 0"]),
+        ("1.0", ["transfer-encoding: chunked"]),
+    ],
+)
+async def test_a_body_with_two_lengths_is_refused_and_what_follows_is_not_read(a_broker, version, lengths):
+    async with a_broker() as connect:
+        head = f"POST /topics HTTP/{version}\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        smuggled = '0\r\n\r\nPOST /topics HTTP/1.1\r\nhost: localhost\r\ncontent-length: 12\r\n\r\n{"name":"t"}'
+        sent = head + "".join(f"{line}\r\n" for line in lengths) + "\r\n" + smuggled
+        answer, body = await converse(connect, sent.encode())
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"connection: close" in answer.lower()
+        assert json.loads(body)["code"] == "BAD_REQUEST"
+        assert connect.broker.engine.topics() == {}
+
+
+async def test_bytes_that_are_no_http_are_told_so_in_json(a_broker):
+    async with a_broker() as connect:
+        head, body = await converse(connect, b"\x00\x01nonsense\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert json.loads(body)["code"] == "BAD_REQUEST"
+
+
+async def test_an_idle_connection_that_the_peer_closes_ends_at_once(a_broker):
+    async with a_broker() as connect:
+        peer = await connect.http()
+        await peer.ok("GET", "/health")
+        assert connect.broker.metrics.connections["http"] == 1
+        await peer.stream.aclose()
+        with trio.fail_after(10):
+            while connect.broker.metrics.connections["http"]:
+                await trio.testing.wait_all_tasks_blocked(0.001)
+
+
+async def test_a_head_without_end_is_refused(a_broker):
+    async with a_broker() as connect:
+        head, body = await converse(connect, b"GET / HTTP/1.1\r\nhost: localhost\r\n" + b"x: y\r\n" * 10_000)
+        assert head.startswith(b"HTTP/1.1 431 ")
+        assert json.loads(body)["code"] == "HEAD_TOO_LARGE"
