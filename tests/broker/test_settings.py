@@ -11,7 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qb.core.settings import TABLE, Setting, Settings, SettingsError, describe_flags, load, render
-from qb.core.wire.value_kinds import BOOLEAN, HOURS, INTEGER, LOG_LEVEL, NAMES, SECONDS, SIZE, TEXT, parse_size, show_size
+from qb.core.wire.value_kinds import (
+    BOOLEAN,
+    HOURS,
+    INTEGER,
+    LOG_LEVEL,
+    NAMES,
+    SECONDS,
+    SIZE,
+    TEXT,
+    parse_size,
+    show_size,
+)
 from tests.support.brokers import ROOT
 
 BY_NAME = {setting.name: setting for setting in TABLE}
