@@ -78,6 +78,18 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Setting("QB_TRANSACTION_MEMORY_HOURS", HOURS.within(0.001), "how long a committed id without number is known"),
     ] = 168.0
+    max_remembered_transactions: Annotated[
+        int,
+        Setting(
+            "QB_MAX_REMEMBERED_TRANSACTIONS",
+            INTEGER.within(1, 10_000_000),
+            "committed ids that are known; beyond this the oldest without number is forgotten early",
+        ),
+    ] = 100_000
+    max_open_stages: Annotated[
+        int,
+        Setting("QB_MAX_OPEN_STAGES", INTEGER.within(1, 1_000_000), "stages of transactions open at the same time"),
+    ] = 10_000
 
 
 class JsonSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -90,7 +90,7 @@ class LogState(msgspec.Struct, frozen=True, kw_only=True):
     next_offset: int
     bytes: int
     segments: int
-    status: str  # ok, poisoned, damaged
+    status: str  # ok, held, poisoned, damaged
     reason: str | None = None
 
 
@@ -131,10 +131,11 @@ class PartitionLog(Protocol):
     def check_writable(self) -> None:
         """Raises what append() would raise now: LogDamaged, LogPoisoned, UnknownTopic."""
 
-    def hold(self, end_offset: int | None = None) -> None:
+    def hold(self, end_offset: int | None = None, reason: str | None = None) -> None:
         """From now on nothing becomes visible: for a transaction, which is to be seen as a whole.
 
         With `end_offset`, nothing from there on is visible either: for a start that finds one unfinished.
+        With `reason`, the state of the log says that it is held, and why.
         """
 
     def release(self) -> None:

@@ -20,8 +20,9 @@ FIRST_DELAY, LONGEST_DELAY = 1.0, 5.0  # seconds until what failed is tried agai
 class Fault:
     """What is wrong with one thing, if anything is."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, first_delay: float | None = None) -> None:
         self._what = what  # for people
+        self._first_delay = FIRST_DELAY if first_delay is None else first_delay
         self.text: str | None = None  # None: nothing is wrong
         self._last: tuple[type[Exception], str] | None = None
         self._delay = 0.0
@@ -33,7 +34,7 @@ class Fault:
             ours = None if isinstance(error, BrokerError) else error
             log.error("%s failed, and is tried again: %s", self._what, error or repr(error), exc_info=ours)
         self._last, self.text = same, in_words(error)
-        self._delay = min(2 * self._delay or FIRST_DELAY, LONGEST_DELAY)
+        self._delay = min(2 * self._delay or self._first_delay, LONGEST_DELAY)
         return self._delay
 
     def end(self) -> None:

@@ -269,6 +269,35 @@ class TransactionMethods:
         listed: dict[str, Any] = self._insist(monotonic() + self._request_timeout, "list_transactions")
         return listed
 
+    def show_transaction(self, transaction_id: str) -> dict[str, Any]:
+        """Return what the broker knows of a transaction: its state, stages, progress and receipt.
+
+        Raises UnknownTransaction.
+        """
+        shown: dict[str, Any] = self._insist(
+            monotonic() + self._request_timeout, "show_transaction", transaction=transaction_id
+        )
+        return shown
+
+    def finish_transaction(self, transaction_id: str) -> TransactionReceipt:
+        """Have the broker try at once to finish a committed transaction; return its receipt.
+
+        Raises UnknownTransaction, and TransactionUnfinished with the reason if it still cannot be finished.
+        """
+        return receipt_in(
+            self._insist(monotonic() + self._request_timeout, "finish_transaction", transaction=transaction_id)
+        )
+
+    def abandon_transaction(self, transaction_id: str) -> TransactionReceipt:
+        """Give up a committed transaction that cannot be finished; return what of it is visible from now on.
+
+        What was not copied to its partitions yet is lost, and what was becomes visible: for operators only.
+        Raises UnknownTransaction, BadRequest.
+        """
+        return receipt_in(
+            self._insist(monotonic() + self._request_timeout, "abandon_transaction", transaction=transaction_id)
+        )
+
     def _insist(self, deadline: float, method: str, **arguments: Any) -> Any:
         """Call a method that does no harm when it is called twice: again, if the connection is lost."""
         lost: QBError | None = None

@@ -51,6 +51,7 @@ class TransactionReceipt(NamedTuple):
     partitions: tuple[TransactionShare, ...]
     timestamp: int  # the broker's clock, ms since 1970
     durability: str  # "fsynced": on stable storage; "written": with the operating system only
+    abandoned: bool = False  # an operator gave it up: only what `partitions` says of it is visible
 
     @property
     def time(self) -> datetime:
@@ -63,7 +64,8 @@ def receipt_in(answer: Mapping[str, Any]) -> TransactionReceipt:
     shares = tuple(
         TransactionShare(*(share[name] for name in TransactionShare._fields)) for share in answer["partitions"]
     )
-    return TransactionReceipt(*(answer[name] for name in TransactionReceipt._fields))._replace(partitions=shares)
+    known = {name: answer[name] for name in TransactionReceipt._fields if name in answer}
+    return TransactionReceipt(**{**known, "partitions": shares})
 
 
 def stages_named(stages: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 import trio
 
 from qb.core.settings import ServerSettings
-from qb.core.wire.errors import BrokerError, OutOfSequence, UnknownStage
+from qb.core.wire.errors import BrokerError, LimitReached, OutOfSequence, UnknownStage
 from qb.storage.engine import Engine, StageLog, Where
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,12 @@ class OpenStages:
     def idle(self, stage: StageLog) -> float:
         """Return for how many seconds a stage has not been used."""
         return trio.current_time() - self._used[stage.stage_id]
+
+    def check_room(self) -> None:
+        """Raises LimitReached if there may not be one stage more."""
+        most = self._settings.max_open_stages
+        if len(self._used) >= most:
+            raise LimitReached("no more stages can be opened now; commit or abort some", most, "QB_MAX_OPEN_STAGES")
 
     def open(self, stage_ids: Iterable[str]) -> None:
         """Take messages for these from now on."""

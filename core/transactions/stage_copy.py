@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
+import msgspec
 import trio
 
 from qb.core.wire.errors import BrokerError, Internal, UnknownPartition, UnknownTopic
@@ -56,6 +58,18 @@ class CopyTarget:
     def share(self) -> CommittedShare:
         return CommittedShare(self.held.topic, self.held.partition, self._first_offset, self._last_offset, self.stored)
 
+    @property
+    def progress(self) -> dict[str, Any]:
+        held = self.held
+        return {**msgspec.structs.asdict(held), "copied": self.stored}
+
+    def check_writable(self) -> None:
+        """Raises why nothing can be added to the log. A topic that was deleted needs nothing."""
+        try:
+            self.log.check_writable()
+        except UnknownTopic:
+            self.gone = True
+
     def take_in(self, found: ProducerRange) -> None:
         """Take note of numbers that the log holds; those of earlier transactions are smaller than ours."""
         stored = found.first_number + found.count - self._first_number
@@ -87,16 +101,23 @@ class StageCopy:
 
     @property
     def shares(self) -> list[CommittedShare]:
-        return [destination.share for destination in self._destinations.values() if not destination.gone]
+        stored = [each for each in self._destinations.values() if each.stored and not each.gone]
+        return [destination.share for destination in stored]
+
+    @property
+    def progress(self) -> list[dict[str, Any]]:
+        """How far each partition has come, as tools see it."""
+        return [destination.progress for destination in self._destinations.values()]
 
     def holds(self, where: Where) -> bool:
         """Does the transaction keep the visible end of this partition from moving?"""
-        return where in self._destinations
+        destination = self._destinations.get(where)
+        return destination is not None and not destination.gone
 
-    def hold(self) -> None:
-        """Show nothing of the transaction, nor what comes behind it."""
+    def hold(self, reason: str | None = None) -> None:
+        """Show nothing of the transaction, nor what comes behind it; `reason` is why this lasts."""
         for destination in self._destinations.values():
-            destination.log.hold(destination.held.end_offset)
+            destination.log.hold(destination.held.end_offset, reason)
 
     def release(self) -> None:
         """Show all of it, in this one step of the event loop."""
@@ -121,6 +142,8 @@ class StageCopy:
         self._error = None
         for destination in self._destinations.values():
             destination.given, destination.seen = destination.stored, 0
+            if not destination.is_complete:
+                destination.check_writable()
         if self._is_complete:
             return
         try:

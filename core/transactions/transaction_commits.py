@@ -1,6 +1,7 @@
 """Deciding transactions and carrying the decisions out, one after another.
 
-One task does all of it; whoever asks for a commit waits, and may go away meanwhile.
+One task does all of it; callers wait, and may go away meanwhile. A decided transaction whose copy fails is tried again
+later and later, and holds up only those that go to the same partitions.
 """
 
 from __future__ import annotations
@@ -8,20 +9,20 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
+from math import inf
 
 import msgspec
 import trio
 
 from qb.core.transactions.open_stages import OpenStages
+from qb.core.transactions.remembered_transactions import RememberedTransactions
 from qb.core.transactions.stage_copy import StageCopy
+from qb.core.transactions.unfinished_transactions import TransactionRequest, UnfinishedTransaction
 from qb.core.wire.clock import now_ms
-from qb.core.wire.errors import BadRequest, BrokerError, DiskFull, Internal, LogPoisoned, TransactionUnfinished
-from qb.core.wire.names import check_transaction
-from qb.storage.engine import TRANSACTIONS, Engine, StageLog, Where
-from qb.storage.faults import in_words
+from qb.core.wire.errors import BadRequest, BrokerError, DiskFull, Internal, PartitionHeld
+from qb.storage.engine import TRANSACTIONS, Engine, Where
 from qb.storage.signals import Signal
 from qb.storage.stages.transaction_records import (
-    KEY,
     CommittedTransaction,
     NamedStage,
     ReservedPartition,
@@ -31,161 +32,134 @@ from qb.storage.stages.transaction_records import (
 )
 
 logger = logging.getLogger(__name__)
-FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0  # between two tries to copy to a full disk
 SPARE_BYTES = 16 * 2**20  # that a commit leaves on the disk
 
 
-class _Request:
-    """A commit that somebody waits for."""
-
-    def __init__(self, transaction: str, number: int | None, stages: Sequence[NamedStage]) -> None:
-        self.transaction, self.number, self.stages = transaction, number, stages
-        self.settled = trio.Event()
-        self.outcome: CommittedTransaction | BrokerError = Internal("the commit was not carried out")
-
-
 class TransactionCommits:
-    """Every decision that is remembered, and what is not yet carried out of them."""
+    """Commits that are asked for, and decisions that are not yet carried out."""
 
-    def __init__(self, engine: Engine, opened: OpenStages) -> None:
+    def __init__(self, engine: Engine, opened: OpenStages, remembered: RememberedTransactions) -> None:
         """Partitions of unfinished transactions show nothing new from now on."""
         self._engine = engine
         self._opened = opened
+        self._remembered = remembered
         self.committed = 0  # since the start
-        saved = [msgspec.convert(entry.value, TransactionRecord) for entry in engine.metadata.under(KEY).values()]
-        self._decisions = {decision.transaction: decision for decision in saved}
-        self._unfinished: dict[str, StageCopy] = {}  # decided, and not visible
-        self._stuck: dict[str, TransactionUnfinished] = {}  # of those, the ones that only a start can finish
-        for decision in saved:
-            if decision.receipt is None:
-                copying = self._unfinished[decision.transaction] = StageCopy(decision, engine)
-                copying.resume()
-        self._next_number = self._first_free_number()
-        forgettable = [line.receipt for line in saved if line.receipt and line.number is None]
-        self._forgettable = deque(sorted(forgettable, key=lambda receipt: receipt.timestamp))
-        self._requests: deque[_Request] = deque()
+        self._unfinished: dict[str, UnfinishedTransaction] = {}
+        for decision in remembered.unfinished_at_start:
+            copying = StageCopy(decision, engine)
+            copying.resume()
+            self._unfinished[decision.transaction] = UnfinishedTransaction(copying)
+        self._next_number = self._first_free_number(remembered.unfinished_at_start)
+        self._commits: deque[TransactionRequest] = deque()
+        self._abandons: deque[TransactionRequest] = deque()
+        self._blocked: list[TransactionRequest] = []  # commits to partitions that an unfinished transaction holds
         self._requested = Signal()
 
-    def _first_free_number(self) -> int:
+    def _first_free_number(self, unfinished: Sequence[TransactionRecord]) -> int:
         """Return a number larger than any that a message of a transaction has in a log."""
-        used = [line.first_number + held.messages for line in self._decisions.values() for held in line.partitions]
+        used = [line.first_number + held.messages for line in unfinished for held in line.partitions]
         for topic in self._engine.topics().values():
             for partition in range(topic.partitions):
                 ranges = self._engine.log(topic.topic, partition).ranges()
                 used += [each.first_number + each.count for each in ranges if each.producer_id == TRANSACTIONS]
         return max(used, default=1)
 
-    # Looking
-
     @property
-    def unfinished(self) -> list[str]:
-        """The transactions that are decided and not visible."""
-        return sorted(self._unfinished)
-
-    @property
-    def remembered(self) -> int:
-        """How many ids are known to be committed."""
-        return len(self._decisions) - len(self._unfinished)
-
-    def is_decided(self, transaction: str, number: int | None) -> bool:
-        """Say whether it is committed. Raises BadName, BadRequest."""
-        check_transaction(transaction)
-        if number is not None and not 0 <= number < 2**63:
-            raise BadRequest(f"a transaction's number must be from 0 to 2**63 - 1, not {number}")
-        decision = self._decisions.get(transaction)
-        return decision is not None and decision.covers(number)
-
-    def is_over(self, stage: StageLog) -> bool:
-        """Say whether nothing can become of a stage any more, unless it is being copied right now."""
-        decision = self._decisions.get(stage.transaction)
-        return decision is not None and decision.ends(stage)
+    def unfinished(self) -> list[UnfinishedTransaction]:
+        """The transactions that are decided and not visible, by id."""
+        return [each for _, each in sorted(self._unfinished.items())]
 
     # Running
 
-    async def finish(self) -> list[str]:
-        """Finish what was decided before the start, as far as it can be done now; returns what became of it."""
+    async def finish_all(self) -> list[str]:
+        """Try once to finish what was decided before the start; returns what became of each, for the operator."""
         notes: list[str] = []
-        for copying in list(self._unfinished.values()):
-            name = copying.decision.name
-            try:
-                receipt = await self._complete(copying)
-                notes.append(f"finished transaction {name}: {receipt.messages} messages became visible")
-            except DiskFull as error:
-                notes.append(f"transaction {name} is committed and waits for room on the disk: {error}")
-            except Exception as error:
-                notes.append(str(self._give_up(copying, error)))
-        await self._clear()
+        for unfinished in self.unfinished:
+            receipt = await self._try(unfinished)
+            name = unfinished.decision.name
+            done = receipt and f"finished transaction {name}: {receipt.messages} messages became visible"
+            notes.append(done or str(unfinished.reason))
+        over = [stage for stage in self._engine.stages().values() if self._remembered.is_over(stage)]
+        await self._opened.delete([stage.stage_id for stage in over if stage.transaction not in self._unfinished])
         return notes
 
     async def run(self) -> None:
-        """Carry out commits until cancelled; those first for which the disk was full at the start."""
-        for copying in [each for name, each in self._unfinished.items() if name not in self._stuck]:
-            try:
-                await self._complete_patiently(copying)
-            except TransactionUnfinished:
-                pass  # it has been logged, and whoever asks is told
+        """Carry out requests, and try unfinished transactions again when it is time, until cancelled."""
         while True:
-            while self._requests:
-                await self._answer(self._requests.popleft())
-            await self._requested.wait()
+            if self._abandons:
+                await self._serve_abandon(self._abandons.popleft())
+            elif self._commits:
+                await self._serve_commit(self._commits.popleft())
+            else:
+                with trio.move_on_at(min([each.next_try for each in self.unfinished], default=inf)):
+                    await self._requested.wait()
+            for unfinished in self.unfinished:
+                if unfinished.next_try <= trio.current_time():
+                    await self._try(unfinished)
 
-    async def _answer(self, request: _Request) -> None:
+    async def _serve_commit(self, request: TransactionRequest) -> None:
         try:
-            request.outcome = await self._carry_out(request)
+            await self._carry_out(request)
+        except PartitionHeld as error:
+            if request.is_late:
+                request.settle(error)
+            else:
+                self._blocked.append(request)
         except BrokerError as error:
-            request.outcome = error
+            request.settle(error)
         except Exception:
             logger.exception("a commit failed by a fault of ours")
-            request.outcome = Internal("internal error; the broker's log has the details")
-        request.settled.set()
-        await self._clear()
-
-    async def _clear(self) -> None:
-        """Delete the stages of transactions that are finished, and what dead attempts have left of them."""
-        over = [stage for stage in self._engine.stages().values() if self.is_over(stage)]
-        await self._opened.delete([stage.stage_id for stage in over if stage.transaction not in self._unfinished])
+            request.settle(Internal("internal error; the broker's log has the details"))
 
     # Committing
 
     async def commit(self, transaction: str, number: int | None, stages: Sequence[NamedStage]) -> CommittedTransaction:
         """Make the messages of these stages visible as a whole; returns when they are.
 
-        Raises TransactionUnfinished if it is decided but cannot be finished before the next start; with any other
-        BrokerError nothing is committed (UnknownStage, UnknownTopic, LogPoisoned, LogDamaged, DiskFull and others).
+        Raises TransactionUnfinished if it is decided but could not be finished for some seconds: the broker goes on
+        trying. With any other BrokerError nothing is committed (UnknownStage, UnknownTopic, PartitionHeld, LogPoisoned,
+        LogDamaged, DiskFull, LimitReached and others).
         """
-        if self.is_decided(transaction, number) and (known := self._replay(transaction, number)):
+        if (known := self._replay(transaction, number)) is not None:
             return known
-        request = _Request(transaction, number, stages)
-        self._requests.append(request)
+        request = TransactionRequest(transaction, number, stages)
+        self._commits.append(request)
         self._requested.set()
-        await request.settled.wait()
-        if isinstance(request.outcome, BrokerError):
-            raise request.outcome
-        return request.outcome
+        return await request.wait()
 
     def _replay(self, transaction: str, number: int | None) -> CommittedTransaction | None:
-        """Return the receipt of a decided transaction; None while it is being copied. Raises TransactionUnfinished."""
-        decision = self._decisions[transaction]
-        if decision.receipt is None and number == decision.number:
-            if transaction in self._stuck:
-                raise self._stuck[transaction].with_traceback(None)
+        """Return the receipt of a transaction that is finished, or of an earlier number; None: there is none yet."""
+        if not self._remembered.is_decided(transaction, number):
             return None
-        return decision.replay(number, self._engine.durability)
+        known = self._remembered.get(transaction)
+        assert known is not None
+        if known.receipt is None and number == known.number:
+            return None
+        return known.replay(number, self._engine.durability)
 
-    async def _carry_out(self, request: _Request) -> CommittedTransaction:
+    async def _carry_out(self, request: TransactionRequest) -> None:
+        """Decide a commit and begin to carry it out; or let the request wait for what is decided already."""
         free = await self._engine.free_bytes()
-        if self.is_decided(request.transaction, request.number):
-            known = self._replay(request.transaction, request.number)
-            assert known is not None, "only this task copies"
-            return known
-        copying = self._decide(request, free)
-        await self._write_down(copying)
-        return await self._complete_patiently(copying)
+        if (known := self._replay(request.transaction, request.number)) is not None:
+            request.settle(known)
+        elif self._remembered.is_decided(request.transaction, request.number):
+            request.replays = True
+            unfinished = self._unfinished[request.transaction]
+            unfinished.waiting.append(request)
+            await self._try(unfinished)
+        else:
+            await self._remembered.make_room()
+            copying = self._decide(request, free)
+            await self._write_down(copying)
+            unfinished = self._unfinished[request.transaction] = UnfinishedTransaction(copying)
+            unfinished.waiting.append(request)
+            await self._try(unfinished)
 
-    def _decide(self, request: _Request, free: int) -> StageCopy:
+    def _decide(self, request: TransactionRequest, free: int) -> StageCopy:
         """Check all of a commit in one step. Raises why it cannot be done."""
-        if request.transaction in self._stuck:
-            raise LogPoisoned(str(self._stuck[request.transaction]))
+        if request.transaction in self._unfinished:
+            raise PartitionHeld(str(self._unfinished[request.transaction].reason))
+        self._remembered.check_room(request.transaction)
         stages = [self._opened.get(named.stage) for named in request.stages]
         if len({stage.stage_id for stage in stages}) < len(stages):
             raise BadRequest("a commit must name each stage once")
@@ -208,77 +182,104 @@ class TransactionCommits:
     def _check_partition(self, where: Where, messages: int) -> ReservedPartition:
         log = self._engine.log(*where)
         log.check_writable()
-        for name, copying in self._unfinished.items():
-            if copying.holds(where):
-                raise LogPoisoned(f"{where[0]}/{where[1]} takes no other transaction: {self._stuck[name]}")
+        for unfinished in self._unfinished.values():
+            if unfinished.copying.holds(where):
+                raise PartitionHeld(f"{where[0]}/{where[1]} takes no other transaction now: {unfinished.reason}")
         return ReservedPartition(*where, log.end_offset, messages)
 
     async def _write_down(self, copying: StageCopy) -> None:
         """Make the decision durable. Raises BrokerError, and then nothing was decided."""
-        decision = copying.decision
-        names = [named.stage for named in decision.stages]
+        names = [named.stage for named in copying.decision.stages]
         self._opened.close(names)
         copying.hold()
         try:
-            await self._engine.metadata.put(decision.key, decision)
+            await self._remembered.write(copying.decision)
         except BrokerError:
             copying.release()
             self._opened.open(names)
             raise
-        self._decisions[decision.transaction] = decision
-        self._unfinished[decision.transaction] = copying
 
-    async def _complete_patiently(self, copying: StageCopy) -> CommittedTransaction:
-        """Copy and show a decided transaction, however long the disk is full. Raises TransactionUnfinished."""
-        delay = FIRST_DELAY
-        while True:
-            try:
-                return await self._complete(copying)
-            except DiskFull as error:
-                logger.warning("transaction %s waits for room on the disk: %s", copying.decision.name, error)
-            except Exception as error:
-                raise self._give_up(copying, error) from error
-            await trio.sleep(delay)
-            delay = min(2 * delay, LONGEST_DELAY)
+    # Finishing
 
-    def _give_up(self, copying: StageCopy, error: Exception) -> TransactionUnfinished:
-        """Leave a decided transaction to the next start, also by a fault of ours: the others go on."""
-        stuck = TransactionUnfinished(
-            f"transaction {copying.decision.name} is committed, but its messages cannot be copied before the broker's "
-            f"next start, and its partitions show nothing new until then: {in_words(error)}"
-        )
-        logger.error("%s", stuck, exc_info=None if isinstance(error, BrokerError) else error)
-        self._stuck[copying.decision.transaction] = stuck
-        return stuck
+    async def _try(self, unfinished: UnfinishedTransaction) -> CommittedTransaction | None:
+        """Try to finish a transaction; returns its receipt, or None if it has to be tried again."""
+        try:
+            await unfinished.copying.copy()
+            receipt = await self._end(unfinished, abandoned=False)
+        except Exception as error:
+            unfinished.failed(error)
+            return None
+        finally:
+            self._commits.extendleft(reversed(self._blocked))
+            self._blocked.clear()
+        self.committed += 1
+        await self._clear(unfinished.decision)
+        return receipt
 
-    async def _complete(self, copying: StageCopy) -> CommittedTransaction:
-        """Copy the messages, write down that it is done, and show them. Raises BrokerError; may be tried again."""
-        await copying.copy()
-        decision, shares = copying.decision, copying.shares
+    async def _end(self, unfinished: UnfinishedTransaction, *, abandoned: bool) -> CommittedTransaction:
+        """Write down that a transaction is over, and show what was copied. Raises BrokerError; may be tried again."""
+        decision, shares = unfinished.decision, unfinished.copying.shares
         receipt = CommittedTransaction(
             transaction=decision.transaction,
             number=decision.number,
+            abandoned=abandoned,
             messages=sum(share.messages for share in shares),
             partitions=shares,
             timestamp=now_ms(),
             durability=self._engine.durability,
         )
-        done = msgspec.structs.replace(decision, stages=[], partitions=[], receipt=receipt)
-        await self._engine.metadata.put(done.key, done)
-        copying.release()
-        self._decisions[decision.transaction] = done
+        await self._remembered.write(msgspec.structs.replace(decision, stages=[], partitions=[], receipt=receipt))
+        unfinished.copying.release()
         del self._unfinished[decision.transaction]
-        self.committed += 1
-        if decision.number is None:
-            self._forgettable.append(receipt)
+        unfinished.finished(receipt)
         return receipt
 
-    # Forgetting
+    async def _clear(self, decision: TransactionRecord) -> None:
+        """Delete the stages of a transaction that is over, and what dead attempts have left of it."""
+        over = [stage.stage_id for stage in self._engine.stages().values() if decision.ends(stage)]
+        await self._opened.delete(over)
 
-    async def forget_before(self, time_ms: float) -> None:
-        """Forget the ids without number that were committed before then."""
-        old: list[str] = []
-        while self._forgettable and self._forgettable[0].timestamp < time_ms:
-            old.append(self._decisions.pop(self._forgettable.popleft().transaction).key)
-        if old:
-            await self._engine.metadata.delete(*old)
+    # For operators
+
+    async def finish(self, transaction: str) -> CommittedTransaction:
+        """Try at once to finish a transaction; returns its receipt, also if it was finished before.
+
+        Raises UnknownTransaction, and TransactionUnfinished with the reason if it cannot be finished now.
+        """
+        unfinished = self._unfinished.get(transaction)
+        if unfinished is None:
+            return msgspec.structs.replace(self._remembered.receipt(transaction), replayed=True)
+        request = TransactionRequest(transaction, unfinished.decision.number)
+        request.replays, request.deadline = True, trio.current_time()
+        unfinished.waiting.append(request)
+        unfinished.next_try = trio.current_time()
+        self._requested.set()
+        return await request.wait()
+
+    async def abandon(self, transaction: str) -> CommittedTransaction:
+        """End an unfinished transaction without what is not copied yet; what is copied becomes visible.
+
+        Raises UnknownTransaction, and BadRequest if it is finished.
+        """
+        request = TransactionRequest(transaction)
+        self._abandons.append(request)
+        self._requested.set()
+        return await request.wait()
+
+    async def _serve_abandon(self, request: TransactionRequest) -> None:
+        try:
+            request.settle(await self._abandon(request.transaction))
+        except BrokerError as error:
+            request.settle(error)
+
+    async def _abandon(self, transaction: str) -> CommittedTransaction:
+        unfinished = self._unfinished.get(transaction)
+        if unfinished is None:
+            receipt = self._remembered.receipt(transaction)
+            if receipt.abandoned:
+                return msgspec.structs.replace(receipt, replayed=True)
+            raise BadRequest(f"transaction {transaction!r} is finished: there is nothing to abandon")
+        logger.warning("transaction %s is abandoned by request: %s", unfinished.decision.name, unfinished.reason)
+        receipt = await self._end(unfinished, abandoned=True)
+        await self._clear(unfinished.decision)
+        return receipt

@@ -5,7 +5,6 @@ docs/TRANSACTIONS.md is the contract.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,16 +12,16 @@ import trio
 
 from qb.core.settings import ServerSettings
 from qb.core.transactions.open_stages import Answer, OpenStages
+from qb.core.transactions.remembered_transactions import RememberedTransactions
 from qb.core.transactions.transaction_commits import TransactionCommits
+from qb.core.transactions.unfinished_transactions import UnfinishedTransaction
 from qb.core.wire.clock import now_ms
-from qb.core.wire.errors import BrokerError
+from qb.core.wire.errors import UnknownTransaction
 from qb.storage.engine import Engine, StageLog, Where
 from qb.storage.faults import keep_running
-from qb.storage.stages.transaction_records import CommittedTransaction, NamedStage
+from qb.storage.stages.transaction_records import CommittedTransaction, NamedStage, TransactionRecord
 
-logger = logging.getLogger(__name__)
 LOOKS = 10  # for what may be forgotten, in the time that an idle stage has
-HOUR_MS = 3_600_000
 
 
 class TransactionManager:
@@ -33,37 +32,40 @@ class TransactionManager:
         self._engine = engine
         self._settings = settings
         self._opened = OpenStages(engine, settings)
-        self._committing = TransactionCommits(engine, self._opened)
+        self._remembered = RememberedTransactions(engine.metadata, settings)
+        self._commits = TransactionCommits(engine, self._opened, self._remembered)
         known = engine.stages().values()
-        self._opened.open([stage.stage_id for stage in known if not self._committing.is_over(stage)])
-        self.notes: list[str] = []  # what finish() has to tell the operator
+        self._opened.open([stage.stage_id for stage in known if not self._remembered.is_over(stage)])
+        self.notes: list[str] = []  # what finish_all() has to tell the operator
 
-    async def finish(self) -> None:
-        """Finish what was decided before the start; to be awaited while the engine runs, before anybody may read."""
-        self.notes += await self._committing.finish()
+    async def finish_all(self) -> None:
+        """Finish what was decided before the start; to be awaited while the engine runs, before doors are opened."""
+        self.notes += await self._commits.finish_all()
 
     async def run(self) -> None:
         """Commit and expire until cancelled; the engine must outlive this."""
         async with trio.open_nursery() as keepers:
-            keepers.start_soon(keep_running, "committing", self._committing.run)
+            keepers.start_soon(keep_running, "committing", self._commits.run)
             keepers.start_soon(keep_running, "forgetting of transactions", self._forget_forever)
 
     async def _forget_forever(self) -> None:
         while True:
             await trio.sleep(self._settings.transaction_timeout / LOOKS)
             await self._opened.expire()
-            try:
-                await self._committing.forget_before(now_ms() - self._settings.transaction_memory_hours * HOUR_MS)
-            except BrokerError as error:
-                logger.warning("old transactions could not be forgotten: %s", error)
+            await self._remembered.forget_old(now_ms())
 
     # What can be asked
 
     async def begin(self, transaction: str, number: int | None = None) -> dict[str, Any]:
-        """Open a stage, durably, unless the transaction is committed. Raises BadName, BadRequest, DiskFull."""
-        if not self._committing.is_decided(transaction, number):
+        """Open a stage, durably, unless the transaction is committed.
+
+        Raises BadName, BadRequest, DiskFull, LimitReached.
+        """
+        if not self._remembered.is_decided(transaction, number):
+            self._remembered.check_room(transaction)
+            self._opened.check_room()
             stage = await self._engine.begin_stage(transaction, number)
-            if not self._committing.is_decided(transaction, number):
+            if not self._remembered.is_decided(transaction, number):
                 self._opened.open([stage.stage_id])
                 return {"committed": False, "stage": stage.stage_id}
             await self._opened.delete([stage.stage_id])
@@ -76,14 +78,14 @@ class TransactionManager:
     async def commit(
         self, transaction: str, stages: Sequence[NamedStage], number: int | None = None
     ) -> CommittedTransaction:
-        """Make the messages of these stages visible; what this promises stands in Committing.commit()."""
-        return await self._committing.commit(transaction, number, stages)
+        """Make the messages of these stages visible; what this promises stands in TransactionCommits.commit()."""
+        return await self._commits.commit(transaction, number, stages)
 
     async def abort(
         self, transaction: str, number: int | None = None, stages: Sequence[str] | None = None
     ) -> dict[str, Any]:
         """End these stages, or all of the transaction; what is committed stays so. Raises BadName, BadRequest."""
-        committed = self._committing.is_decided(transaction, number)
+        committed = self._remembered.is_decided(transaction, number)
         ours = [stage for stage in self._opened if (stage.transaction, stage.number) == (transaction, number)]
         named = None if stages is None else set(stages)
         chosen = [stage.stage_id for stage in ours if named is None or stage.stage_id in named]
@@ -92,11 +94,36 @@ class TransactionManager:
 
     async def list_all(self) -> dict[str, Any]:
         """Return the open stages, what is being copied, and how many transactions are known to be committed."""
+        unfinished = self._commits.unfinished
         return {
             "stages": [self._describe(stage) for stage in self._opened],
-            "committing": self._committing.unfinished,
-            "committed": self._committing.remembered,
+            "committing": [each.decision.transaction for each in unfinished],
+            "unfinished": [each.describe() for each in unfinished if each.reason],
+            "committed": len(self._remembered) - len(unfinished),
         }
+
+    async def show(self, transaction: str) -> dict[str, Any]:
+        """Return all that is known of one id. Raises UnknownTransaction."""
+        stages = [self._describe(stage) for stage in self._opened if stage.transaction == transaction]
+        decision = self._remembered.get(transaction)
+        if decision is None and not stages:
+            raise UnknownTransaction(transaction)
+        unfinished = [each for each in self._commits.unfinished if each.decision.transaction == transaction]
+        return {
+            "transaction": transaction,
+            "state": _state(decision, unfinished),
+            "stages": stages,
+            "unfinished": unfinished[0].describe() if unfinished else None,
+            "receipt": decision and decision.receipt,
+        }
+
+    async def finish(self, transaction: str) -> CommittedTransaction:
+        """Try at once to finish a transaction; what this promises stands in TransactionCommits.finish()."""
+        return await self._commits.finish(transaction)
+
+    async def abandon(self, transaction: str) -> CommittedTransaction:
+        """Give up an unfinished transaction; what this promises stands in TransactionCommits.abandon()."""
+        return await self._commits.abandon(transaction)
 
     def _describe(self, stage: StageLog) -> dict[str, Any]:
         return {
@@ -108,14 +135,27 @@ class TransactionManager:
             "idle": round(self._opened.idle(stage), 3),
         }
 
-    # For metrics
+    # For metrics, and for pages that say how the broker is
+
+    @property
+    def faults(self) -> list[str]:
+        """Why transactions that are committed are not visible, one sentence for each."""
+        return [each.reason for each in self._commits.unfinished if each.reason]
 
     @property
     def committed(self) -> int:
         """How many became visible since the start."""
-        return self._committing.committed
+        return self._commits.committed
 
     @property
     def staged_bytes(self) -> list[int]:
         """The size of every open stage."""
         return [stage.size for stage in self._opened]
+
+
+def _state(decision: TransactionRecord | None, unfinished: Sequence[UnfinishedTransaction]) -> str:
+    if decision is None:
+        return "open"
+    if unfinished:
+        return "unfinished" if unfinished[0].reason else "committing"
+    return "abandoned" if decision.receipt and decision.receipt.abandoned else "committed"

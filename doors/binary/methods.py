@@ -18,7 +18,8 @@ from qb.core.wire.argument_errors import in_words, why_no_json
 from qb.core.wire.errors import BadRequest
 from qb.storage.stages.transaction_records import NamedStage
 
-COMMIT_TRANSACTION = "commit_transaction"  # it may take long, so doors let other requests overtake it
+# These may take long, so doors let other requests overtake them.
+SLOW_METHODS = frozenset({"commit_transaction", "finish_transaction", "abandon_transaction"})
 
 
 class Arguments(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -195,6 +196,10 @@ class AbortTransactionArguments(Arguments):
     stages: list[str] | None = None
 
 
+class TransactionArguments(Arguments):
+    transaction: str
+
+
 class StageArguments(Arguments):
     """The properties of a STAGE frame."""
 
@@ -257,9 +262,12 @@ METHODS: dict[str, Method] = {
     "describe_group": Method(GroupArguments, _grouped(GroupManager.describe)),
     "delete_group": Method(GroupArguments, _grouped(GroupManager.delete)),
     "begin_transaction": Method(BeginTransactionArguments, _transacted(TransactionManager.begin)),
-    COMMIT_TRANSACTION: Method(CommitTransactionArguments, _transacted(TransactionManager.commit)),
+    "commit_transaction": Method(CommitTransactionArguments, _transacted(TransactionManager.commit)),
     "abort_transaction": Method(AbortTransactionArguments, _transacted(TransactionManager.abort)),
     "list_transactions": Method(NoArguments, _transacted(TransactionManager.list_all)),
+    "show_transaction": Method(TransactionArguments, _transacted(TransactionManager.show)),
+    "finish_transaction": Method(TransactionArguments, _transacted(TransactionManager.finish)),
+    "abandon_transaction": Method(TransactionArguments, _transacted(TransactionManager.abandon)),
     "server_info": Method(NoArguments, MessageBroker.server_info),
 }
 

@@ -13,7 +13,6 @@ import trio
 
 from qb.core.broker.fetching import FetchLimits, index_of, marks_of
 from qb.core.broker.message_broker import MessageBroker
-from qb.core.pacing import working_on
 from qb.core.subscriptions.subscription_options import SubscriptionOptions
 from qb.core.wire.clock import now_ms
 from qb.core.wire.errors import REPLIES, BadRequest, BrokerError, Internal
@@ -21,7 +20,7 @@ from qb.core.wire.frames import PROBE, Frame, MessageType, encode_frame
 from qb.core.wire.version import __version__
 from qb.doors.binary.joined_subscriptions import JoinedSubscriptions
 from qb.doors.binary.methods import (
-    COMMIT_TRANSACTION,
+    SLOW_METHODS,
     CreateSubscriptionArguments,
     CreateTopicArguments,
     FetchArguments,
@@ -33,7 +32,6 @@ from qb.doors.binary.publish_runs import PublishRuns
 from qb.doors.binary.replies import refusal, success, success_head
 from qb.doors.binary.server_connection import PublishRun, RefusedFrame, ServerConnection, StageFrame
 from qb.doors.binary.stage_requests import StageRequests
-from qb.doors.peer_life import PeerLife
 from qb.doors.transport import Transport
 from qb.storage.signals import Signal, Wait
 
@@ -69,11 +67,9 @@ class Session:
         self._goodbye = ""  # why we read nothing more
         self._scope = trio.CancelScope()
         self.name = name
-        interval = broker.settings.server.heartbeat_interval
-        self._life = PeerLife(transport, interval, silence=2 * interval)
-
-    def __str__(self) -> str:
-        return self.name
+        self._listening_since: float | None = None
+        self._heard = False  # since the last look at whether it lives
+        self._probed = False  # since it was heard
 
     # Life
 
@@ -111,16 +107,15 @@ class Session:
 
         Only while we listen can it be called silent.
         """
-        self._life.listening = True
+        self._listening_since = trio.current_time()
         try:
             return await self._transport.attend(self._take)
         finally:
-            self._life.listening = False
+            self._listening_since = None
 
     def _take(self, data: memoryview) -> bool:
         """Handle what has come; False if something must be waited for."""
-        self._life.heard = True
-        working_on(self)
+        self._heard = True
         self._wait = self._handle_events(self._connection.receive(data))
         return self._wait is None
 
@@ -145,12 +140,20 @@ class Session:
         self._transport.abort()
         self._scope.cancel()
 
-    def check_life(self, now: float) -> None:
+    def check_life(self, interval: float) -> None:
         """Called now and then: probe a silent peer once, drop one that stays silent or does not read."""
-        why = self._life.look(now)
-        if why is not None:
-            self.drop(why)
-        elif self._life.probe_is_due(now):
+        now = trio.current_time()
+        if self._heard:
+            self._heard = self._probed = False
+            if self._listening_since is not None:
+                self._listening_since = now  # late by the time between two calls at most: no publish asks for the time
+        silent = now - self._listening_since if self._listening_since is not None else 0.0
+        if silent > 2 * interval:
+            self.drop(f"silent for {2 * interval:g} s")
+        elif self._transport.queued and now - self._transport.progress_at > 2 * interval:
+            self.drop(f"has not read what it was sent for {2 * interval:g} s")
+        elif silent > interval and not self._probed:
+            self._probed = True
             self._transport.send(encode_frame(MessageType.HEARTBEAT, PROBE, now_ms()))
 
     # Events
@@ -197,7 +200,6 @@ class Session:
 
     async def _answer(self, frame: Frame) -> None:
         """Carry out a request and answer it. Raises Answered if that was the last answer."""
-        working_on(self, MessageType(frame.type).name, frame.properties.get("method", ""))
         try:
             answer = await HANDLERS[frame.type](self, frame)
         except BrokerError as error:
@@ -315,7 +317,7 @@ class Session:
 
 def _may_take_long(request: Frame) -> bool:
     """Say whether the requests behind this one should not wait for it."""
-    commits = request.type == MessageType.REQUEST and request.properties.get("method") == COMMIT_TRANSACTION
+    commits = request.type == MessageType.REQUEST and request.properties.get("method") in SLOW_METHODS
     return commits or request.type == MessageType.FETCH
 
 

@@ -27,7 +27,7 @@ class TopicView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition; `status` is ok, poisoned or damaged, with the reason."""
+    """A partition; `status` is ok, held, poisoned or damaged, with the reason."""
 
     partition: int
     first_offset: int

@@ -63,7 +63,9 @@ def _logs(broker: MessageBroker) -> Iterator[Metric]:
     segments = _gauge("qb_log_segments", "Segments of a partition's log.", by_partition)
     first = _gauge("qb_log_first_offset", "The oldest offset kept.", by_partition)
     end = _gauge("qb_log_end_offset", "One past the newest durable offset.", by_partition)
-    healthy = _gauge("qb_log_healthy", "1 while the log takes messages, 0 if it is poisoned or damaged.", by_partition)
+    healthy = _gauge(
+        "qb_log_healthy", "1 while the log takes messages, 0 if it is poisoned, damaged or held.", by_partition
+    )
     for name, topic in broker.engine.topics().items():
         logs = [broker.engine.log(name, number) for number in range(topic.partitions)]
         published.add_metric([name], sum(log.published_messages for log in logs))
@@ -137,6 +139,8 @@ def _transactions(broker: MessageBroker) -> Iterator[Metric]:
     sizes = broker.transactions.staged_bytes
     yield GaugeMetricFamily("qb_open_stages", "Stages that are neither committed nor ended.", value=len(sizes))
     yield GaugeMetricFamily("qb_staged_bytes", "Bytes of the open stages.", value=sum(sizes))
+    unfinished = "Transactions that are committed and cannot be shown yet; the broker tries again by itself."
+    yield GaugeMetricFamily("qb_transactions_unfinished", unfinished, value=len(broker.transactions.faults))
     committed = _counter("qb_transactions_committed", "Transactions that became visible since the start.", [])
     committed.add_metric([], broker.transactions.committed)
     yield committed
@@ -157,7 +161,6 @@ def _doors(broker: MessageBroker) -> Iterator[Metric]:
     for (method, route, status), number in counted.requests.items():
         requests.add_metric([method, route, str(status)], number)
     yield from (connections, accepted, refused, requests)
-    yield _histogram("qb_event_loop_lag_seconds", "How long a pass of the event loop took.", counted.event_loop.lag)
 
 
 def _recovery(broker: MessageBroker) -> Iterator[Metric]:

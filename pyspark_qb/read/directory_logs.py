@@ -127,6 +127,6 @@ def _decisions(database: Path) -> list[TransactionRecord]:
         connection = sqlite3.connect(Path(copies) / database.name)
         try:
             rows = connection.execute("SELECT value FROM entries WHERE key >= ? AND key < ?", (KEY, KEY + "\x7f"))
-            return [msgspec.json.decode(value, type=TransactionRecord) for (value,) in rows]
+            return [TransactionRecord.decode(msgspec.json.decode(value)) for (value,) in rows]
         finally:
             connection.close()

@@ -66,6 +66,7 @@ class LocalLog:
         self._durable_offset = found.segments[-1].next_offset if found.segments else 0
         self._end_offset = self._next_offset = self._durable_offset
         self._held = False  # does the visible end stand still?
+        self._held_reason: str | None = None  # why that lasts; None: it is expected to end at once
         self._last_ms = max([segment.last_ms for segment in found.segments], default=0)
         self._tail = RecentBatches()
         self._gathering = PendingRuns(shared.settings.max_pending_bytes)
@@ -95,13 +96,13 @@ class LocalLog:
     def next_offset(self) -> int:
         return self._next_offset
 
-    def hold(self, end_offset: int | None = None) -> None:
-        self._held = True
+    def hold(self, end_offset: int | None = None, reason: str | None = None) -> None:
+        self._held, self._held_reason = True, reason
         if end_offset is not None:
             self._end_offset = min(self._end_offset, end_offset)
 
     def release(self) -> None:
-        self._held = False
+        self._held, self._held_reason = False, None
         self._end_offset = self._durable_offset
 
     @property
@@ -121,7 +122,7 @@ class LocalLog:
         return list(self._producer_ranges)
 
     def state(self) -> LogState:
-        status, reason = "ok", None
+        status, reason = ("held", self._held_reason) if self._held_reason else ("ok", None)
         if isinstance(self._refusal, LogPoisoned):
             status, reason = "poisoned", str(self._refusal)
         if self._health.damage:

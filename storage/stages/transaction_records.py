@@ -30,11 +30,12 @@ class CommittedShare(msgspec.Struct, frozen=True):
 
 
 class CommittedTransaction(msgspec.Struct, frozen=True, kw_only=True):
-    """A transaction that is visible."""
+    """A transaction that is over: visible as a whole, unless it was abandoned."""
 
     transaction: str
     number: int | None
     replayed: bool = False  # it had been committed before this was asked for
+    abandoned: bool = False  # an operator gave it up: only `messages` of it are there
     messages: int = 0
     partitions: list[CommittedShare] = []
     timestamp: int = 0  # when it became visible, in ms
@@ -54,7 +55,7 @@ class ReservedPartition(msgspec.Struct, frozen=True):
         return self.topic, self.partition
 
 
-class TransactionRecord(msgspec.Struct, frozen=True, kw_only=True):
+class TransactionRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The line that makes a transaction committed; without a receipt its messages are yet to be copied."""
 
     transaction: str
@@ -67,6 +68,16 @@ class TransactionRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> str:
         return KEY + self.transaction
+
+    @property
+    def encoded(self) -> str:
+        """The metadata's value: one text takes much less memory than the same as a mapping."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def decode(cls, value: object) -> TransactionRecord:
+        """Return the record in a metadata value; brokers before this wrote a mapping."""
+        return msgspec.json.decode(value, type=cls) if isinstance(value, str) else msgspec.convert(value, cls)
 
     @property
     def name(self) -> str:

@@ -7,8 +7,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -18,8 +16,8 @@ import trio
 from qb.core.wire.frames import HEAD, MessageType, encode_frame
 from tests.support.disk import patch_sync, patch_write
 from tests.support.peers import Peer, TrioPeer
+from tests.support.stores import until
 from tests.support.transaction_peers import Staging, all_bodies, begin, bodies, commit, data
-from tests.support.waiting import holds_during, until, until_true
 
 T = MessageType
 FOUR = [[b"a", b"b"], [b"c"], [b"d"], [b"e", b"f"]]
@@ -72,6 +70,12 @@ def full_disk(patch: pytest.MonkeyPatch, word: str) -> Iterator[list[int]]:
     with patch.context() as inside:
         patch_write(inside, pwrite)
         yield refused
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Commits are told at the first failed try that they are unfinished."""
+    monkeypatch.setattr("qb.core.transactions.unfinished_transactions.PATIENCE", 0)
 
 
 # Whole or nothing
@@ -529,45 +533,41 @@ async def test_a_commit_ends_the_stages_that_dead_attempts_left(a_broker, tmp_pa
         await until(lambda: [path.stem for path in (tmp_path / "data" / "staged").iterdir()] == [other.stage_id])
 
 
-async def test_an_idle_stage_expires_and_one_in_use_does_not(a_broker):
-    async with a_broker(transaction_timeout=1.0) as connect:
+async def test_an_idle_stage_expires_and_one_in_use_does_not(a_broker, autojump_clock):
+    async with a_broker(transaction_timeout=100, heartbeat_interval=10_000) as connect:
         peer = await connect()
         await make_topic(peer, "t", 1)
         idle, used = await begin(peer, "x"), await begin(peer, "x")
         await idle.send("t", 0, b"1")
-        sent = count()
-
-        async def only_one_is_left():
-            await used.send("t", 0, b"%d" % next(sent))
-            return len((await peer.call("list_transactions"))["stages"]) == 1
-
-        await until_true(only_one_is_left)
+        for number in range(4):
+            await used.send("t", 0, b"%d" % number)
+            await trio.sleep(40)
         assert await idle.send("t", 0, b"2") == "UNKNOWN_STAGE"
         assert [stage["stage"] for stage in (await peer.call("list_transactions"))["stages"]] == [used.stage_id]
-        assert (await commit(peer, "x", used))["messages"] == next(sent)
+        assert (await commit(peer, "x", used))["messages"] == 4
 
 
-async def test_an_id_without_number_is_forgotten_after_its_time_and_one_with_number_never(a_broker, monkeypatch):
+async def test_an_id_without_number_is_forgotten_after_its_time_and_one_with_number_never(
+    a_broker, autojump_clock, monkeypatch
+):
     hour = 3_600_000
-    async with a_broker(transaction_timeout=0.1, transaction_memory_hours=2) as connect:
+    async with a_broker(transaction_timeout=100, transaction_memory_hours=2, heartbeat_interval=10_000) as connect:
         peer = await connect()
         for transaction, number in (("plain", None), ("numbered", 3)):
             await commit(peer, transaction, number=number)
     now = [0]
-    async with a_broker(transaction_timeout=0.1, transaction_memory_hours=2) as connect:
+    async with a_broker(transaction_timeout=100, transaction_memory_hours=2, heartbeat_interval=10_000) as connect:
         peer = await connect()
         await commit(peer, "later")
         from qb.core.transactions import transaction_manager as transactions
 
         real = transactions.now_ms()
         monkeypatch.setattr(transactions, "now_ms", lambda: real + now[0])
-
-        async def committed(number):
-            return (await peer.call("list_transactions"))["committed"] == number
-
-        await holds_during(0.1, partial(committed, 3))
+        await trio.sleep(50)
+        assert (await peer.call("list_transactions"))["committed"] == 3
         now[0] = 3 * hour
-        await until_true(partial(committed, 1))
+        await trio.sleep(50)
+        assert (await peer.call("list_transactions"))["committed"] == 1
     async with a_broker() as connect:
         peer = await connect()
         assert (await peer.call("begin_transaction", transaction="plain"))["committed"] is False
@@ -627,7 +627,7 @@ async def test_a_commit_under_way_is_answered_when_the_broker_is_told_to_stop(a_
 async def test_a_disk_that_fills_up_while_copying_delays_the_transaction_and_loses_nothing(
     a_broker, monkeypatch, at_a_time
 ):
-    monkeypatch.setattr("qb.core.transactions.transaction_commits.FIRST_DELAY", 0.01)
+    monkeypatch.setattr("qb.core.transactions.unfinished_transactions.FIRST_DELAY", 0.01)
     monkeypatch.setattr(
         "qb.core.transactions.stage_copy.READ_BYTES", at_a_time
     )  # with little of it, more waits when the disk is full
@@ -650,7 +650,9 @@ async def test_a_disk_that_fills_up_while_copying_delays_the_transaction_and_los
         assert await all_bodies(other, "t", 4) == [[*FOUR[0], b"other"], *FOUR[1:]]
 
 
-async def test_a_poisoned_log_leaves_the_transaction_unfinished_and_the_next_start_finishes_it(a_broker, monkeypatch):
+async def test_a_poisoned_log_leaves_the_transaction_unfinished_and_the_next_start_finishes_it(
+    a_broker, monkeypatch, impatient
+):
     async with a_broker() as connect:
         peer = await connect()
         await make_topic(peer)
@@ -668,7 +670,7 @@ async def test_a_poisoned_log_leaves_the_transaction_unfinished_and_the_next_sta
         assert (await peer.call("abort_transaction", transaction="x")) == {"aborted": 0, "committed": True}
         assert (await peer.publish("t", b"later", partition="0")).properties["status"] == "success"
         assert await all_bodies(peer, "t", 4) == [[], [], [], []]
-        assert await commit(peer, "y", other) == "LOG_POISONED"  # it could not be shown before the first
+        assert await commit(peer, "y", other) == "PARTITION_HELD"  # it could not be shown before the first
         assert (await commit(peer, "z", free))["messages"] == 1
     async with a_broker() as connect:
         peer = other.peer = await connect()
@@ -678,7 +680,9 @@ async def test_a_poisoned_log_leaves_the_transaction_unfinished_and_the_next_sta
         assert (await commit(peer, "y", other))["messages"] == 1
 
 
-async def test_the_next_number_of_an_unfinished_transaction_is_refused_until_it_is_finished(a_broker, monkeypatch):
+async def test_the_next_number_of_an_unfinished_transaction_is_refused_until_it_is_finished(
+    a_broker, monkeypatch, impatient
+):
     async with a_broker() as connect:
         peer = await connect()
         await make_topic(peer)
@@ -688,7 +692,7 @@ async def test_the_next_number_of_an_unfinished_transaction_is_refused_until_it_
             disk.error = errno.EIO
             disk.go.set()
             assert await commit(peer, "q", stage, number=1) == "TRANSACTION_UNFINISHED"
-        assert await commit(peer, "q", following, number=2) == "LOG_POISONED"
+        assert await commit(peer, "q", following, number=2) == "PARTITION_HELD"
     async with a_broker() as connect:
         following.peer = await connect()
         assert await all_bodies(following.peer, "t", 4) == FOUR
@@ -696,9 +700,9 @@ async def test_the_next_number_of_an_unfinished_transaction_is_refused_until_it_
 
 
 async def test_a_start_with_a_full_disk_shows_nothing_of_an_unfinished_transaction_until_there_is_room(
-    a_broker, monkeypatch
+    a_broker, monkeypatch, impatient
 ):
-    monkeypatch.setattr("qb.core.transactions.transaction_commits.FIRST_DELAY", 0.01)
+    monkeypatch.setattr("qb.core.transactions.unfinished_transactions.FIRST_DELAY", 0.01)
     async with a_broker() as connect:
         peer = await connect()
         await make_topic(peer)
@@ -715,15 +719,15 @@ async def test_a_start_with_a_full_disk_shows_nothing_of_an_unfinished_transacti
             peer = await connect()
             assert await all_bodies(peer, "t", 4) == [[b"before"], [], [], []]
             (note,) = connect.broker.transactions.notes
-            assert "waits for room" in note
+            assert "No space left on device" in note
     async with a_broker() as connect:
         assert await all_bodies(await connect(), "t", 4) == [[b"before", *FOUR[0], b"later"], *FOUR[1:]]
 
 
 async def test_a_transaction_that_waits_for_room_since_the_start_becomes_visible_when_there_is_room(
-    a_broker, monkeypatch
+    a_broker, monkeypatch, impatient
 ):
-    monkeypatch.setattr("qb.core.transactions.transaction_commits.FIRST_DELAY", 0.01)
+    monkeypatch.setattr("qb.core.transactions.unfinished_transactions.FIRST_DELAY", 0.01)
     async with a_broker() as connect:
         peer = await connect()
         await make_topic(peer)
@@ -765,7 +769,9 @@ async def test_a_topic_deleted_while_its_messages_are_copied_takes_them_along(a_
         assert await all_bodies(peer, "t", 4) == FOUR
 
 
-async def test_a_decided_transaction_whose_stage_is_gone_is_never_shown_in_part(a_broker, monkeypatch, tmp_path):
+async def test_a_decided_transaction_whose_stage_is_gone_is_never_shown_in_part(
+    a_broker, monkeypatch, tmp_path, impatient
+):
     async with a_broker() as connect:
         peer = await connect()
         await make_topic(peer)

@@ -84,7 +84,7 @@ def test_the_transaction_works_when_pasted(home: Path, port: int) -> None:
         python = TRANSACTION.replace("BrokerClient()", f"BrokerClient(port={port})")
         run([".venv/bin/python", "-c", python], home)
     assert run([*qb, "fetch", "audit", "--offset", "0"], home) == "a\nb\n"
-    assert "1 committed transaction " in run([*qb, "list-transactions"], home)
+    assert "1 committed transaction " in run([*qb, "transactions", "list"], home)
 
 
 def test_no_two_sections_make_the_same_topic_so_that_all_can_be_pasted() -> None:

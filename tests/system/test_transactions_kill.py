@@ -144,7 +144,7 @@ def check_once(broker: BrokerProcess, others: Others) -> None:
         seen = look(peer)
         assert transaction_of(seen) == WHOLE
         check_others(others, seen)
-        assert peer.call("list_transactions") == {"stages": [], "committing": [], "committed": 1}
+        assert peer.call("list_transactions") == {"stages": [], "committing": [], "unfinished": [], "committed": 1}
         fresh = Subscriber(broker.port, "fresh")
         fresh.start()
         fresh.wait_for(sum(map(len, seen)))

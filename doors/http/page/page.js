@@ -51,9 +51,9 @@ function show(summary) {
   view.update(summary);
 }
 
-function tellStatus({ reason, damaged = [] }) {
+function tellStatus({ reason, damaged = [], unfinished = [] }) {
   tell("good", "Connected");
-  const faults = [...(reason ? [reason] : []), ...damaged];
+  const faults = [...(reason ? [reason] : []), ...damaged, ...unfinished];
   trouble.hidden = !faults.length;
   write(trouble, faults.join(" "));
 }

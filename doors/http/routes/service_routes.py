@@ -24,11 +24,15 @@ class IndexBody(msgspec.Struct, frozen=True):
 
 
 class StatusBody(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`reason` says why it is not ready; `damaged` lists topics that are not served while the others are."""
+    """`reason` says why it is not ready; `damaged` lists topics that are not served while the others are.
+
+    `unfinished` lists transactions that are committed and cannot be shown yet, with the reason.
+    """
 
     status: str
     reason: str | None = None
     damaged: list[str] = []
+    unfinished: list[str] = []
 
 
 async def index(call: RouteCall) -> RouteAnswer:
@@ -39,7 +43,7 @@ async def index(call: RouteCall) -> RouteAnswer:
 
 
 async def health(call: RouteCall) -> RouteAnswer:
-    return RouteAnswer(StatusBody("healthy"))
+    return RouteAnswer(StatusBody("healthy", unfinished=call.broker.transactions.faults))
 
 
 async def ready(call: RouteCall) -> RouteAnswer:
@@ -58,7 +62,7 @@ def readiness(broker: MessageBroker) -> StatusBody:
     ]
     damaged = sorted({state.reason for state in states if state.status == "damaged" and state.reason})
     poisoned = next((state.reason for state in states if state.status == "poisoned"), None)
-    return StatusBody("poisoned", poisoned, damaged) if poisoned else StatusBody("ready", None, damaged)
+    return StatusBody("poisoned" if poisoned else "ready", poisoned, damaged, broker.transactions.faults)
 
 
 async def metrics(call: RouteCall) -> RouteAnswer:
