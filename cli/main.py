@@ -16,7 +16,7 @@ from qb.cli.command import (
     UsageError,
     reason,
 )
-from qb.cli.output import complain, emit
+from qb.cli.output import complain, emit, escape_warnings
 from qb.cli.parser import UsageAnswer, parse
 from qb.clients.protocol.client_errors import QBError
 from qb.core.settings import DEBUG, SettingsError, load
@@ -49,18 +49,19 @@ def _carry_out(argv: Sequence[str]) -> int:
     try:
         args = parse("qb" if Path(sys.argv[0]).name == "qb" else "client.py", argv)
     except UsageAnswer as answer:
-        return _print(Outcome(None, str(answer)), as_json=False)
+        return _print(Outcome(None, str(answer)), as_json=False, raw=False)
+    escape_warnings()
     settings = load([], os.environ).settings
     args.host = args.host or settings.server.host
     args.port = args.port or settings.server.port
     args.timeout = args.timeout or settings.client.request_timeout
     args.heartbeat_interval = settings.client.heartbeat_interval
-    return _print(args.run(args), args.json)
+    return _print(args.run(args), as_json=args.json, raw=args.raw)
 
 
-def _print(outcome: Outcome, as_json: bool) -> int:
+def _print(outcome: Outcome, *, as_json: bool, raw: bool) -> int:
     """Show the outcome and return the exit code."""
-    emit(outcome, as_json)
+    emit(outcome, as_json=as_json, raw=raw)
     return outcome.exit_code
 
 
@@ -74,7 +75,7 @@ def _report_fault(error: Exception) -> int:
     if os.environ.get(DEBUG):
         import traceback
 
-        traceback.print_exception(error)
+        complain("".join(traceback.format_exception(error)))
     else:
         what = " ".join(f"{type(error).__name__}: {error}".split())
         complain(f"unexpected {what}\nset {DEBUG}=1 for the traceback")

@@ -8,24 +8,35 @@ import sys
 import threading
 from typing import Any
 
+from qb.cli.escaping import escaped, one_line
 from qb.clients.protocol.message import Message
 
 _one_at_a_time = threading.Lock()  # handlers may run in several threads
 
 
-def show_message(message: Message, as_json: bool) -> None:
-    """Print a message: as one JSON line, or its body, on a terminal with where it came from."""
+def show_message(message: Message, *, as_json: bool, raw: bool) -> None:
+    """Print a message: as one JSON line, or its body. A terminal also gets where the message came from.
+
+    A terminal gets the body escaped, unless it shall be `raw`.
+    """
     with _one_at_a_time:
         if as_json:
             print(json.dumps(as_data(message)), flush=True)
             return
+        body = message.body
         if sys.stdout.isatty():
-            key = f" {message.key}" if message.key is not None else ""
-            again = f" (attempt {message.attempt})" if message.attempt > 1 else ""
-            sys.stdout.write(f"\x1b[2m{message.partition}/{message.offset}{key}{again}\x1b[0m ")
+            sys.stdout.write(f"\x1b[2m{_origin(message)}\x1b[0m ")
             sys.stdout.flush()
-        sys.stdout.buffer.write(message.body + b"\n")
+            body = body if raw else escaped(body.decode(errors="backslashreplace")).encode()
+        sys.stdout.buffer.write(body + b"\n")
         sys.stdout.buffer.flush()
+
+
+def _origin(message: Message) -> str:
+    """Return where a message came from: partition, offset, key, and the attempt if it is not the first."""
+    key = f" {one_line(message.key)}" if message.key is not None else ""
+    again = f" (attempt {message.attempt})" if message.attempt > 1 else ""
+    return f"{message.partition}/{message.offset}{key}{again}"
 
 
 def as_data(message: Message) -> dict[str, Any]:

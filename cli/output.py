@@ -6,47 +6,74 @@ People get sentences and tables (drawn ones on a terminal, aligned text in a pip
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from qb.cli.command import Outcome
+from qb.cli.escaping import for_stream, one_line
 
 Row = Mapping[str, Any]
+Escape = Callable[[str], str]
 
 
-def emit(outcome: Outcome, as_json: bool) -> None:
-    """Print what a command returned to standard output. Raises BrokenPipeError when nobody reads it."""
+def emit(outcome: Outcome, *, as_json: bool, raw: bool) -> None:
+    """Print what a command returned to standard output; on a terminal escaped, unless it shall be `raw`.
+
+    Raises BrokenPipeError when the reader of standard output has gone.
+    """
     if outcome.data is None and outcome.text is None:
         return  # the command has shown everything as it came
     if as_json:
         print(json.dumps(outcome.data, indent=2 if sys.stdout.isatty() else None))
     elif outcome.text is not None:
-        print(outcome.text, end="\n" if outcome.text else "")
+        text = outcome.text if raw else for_stream(outcome.text, sys.stdout)
+        print(text, end="\n" if text else "")
     else:
-        _show(outcome.data)
+        _show(outcome.data, one_line if sys.stdout.isatty() and not raw else str)
     sys.stdout.flush()
 
 
 def complain(text: str) -> None:
-    """Print one or two lines about a failure to standard error."""
-    for line in text.splitlines():
+    """Print one or two lines about a failure to standard error; on a terminal escaped."""
+    for line in for_stream(text, sys.stderr).splitlines():
         print(f"qb: {line}", file=sys.stderr)
 
 
-def _show(data: Row | Sequence[Row]) -> None:
+class EscapedLines(logging.Formatter):
+    """Log lines for standard error; on a terminal escaped, as they name keys and errors."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return for_stream(super().format(record), sys.stderr)
+
+
+def escape_warnings() -> None:
+    """Escape what the client logs while no command has set up logging."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(EscapedLines())
+
+
+def log_to_standard_error() -> None:
+    """Show the program's log lines on standard error."""
+    lines = logging.StreamHandler(sys.stderr)
+    lines.setFormatter(EscapedLines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level="INFO", handlers=[lines])
+
+
+def _show(data: Row | Sequence[Row], escape: Escape) -> None:
     """Show a list of rows as a table; of a single row first its plain facts, then its tables."""
     if not isinstance(data, Mapping):
-        return _table(data)
+        return _table(data, escape)
     facts = {name: value for name, value in data.items() if not _is_table(value)}
     width = max(map(len, map(_title, facts)))
     for name, value in facts.items():
-        print(f"{_title(name).ljust(width)}  {_cell(name, value)}")
+        print(f"{_title(name).ljust(width)}  {escape(_cell(name, value))}")
     for value in data.values():
         if _is_table(value):
             print()
-            _table(value)
+            _table(value, escape)
     return None
 
 
@@ -54,10 +81,10 @@ def _is_table(value: object) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
 
 
-def _table(rows: Sequence[Row]) -> None:
+def _table(rows: Sequence[Row], escape: Escape) -> None:
     """Show rows as a table, without the columns that all of them leave empty."""
     names = list(dict.fromkeys(name for row in rows for name, value in row.items() if value is not None))
-    cells = [[_cell(name, row.get(name)) for name in names] for row in rows]
+    cells = [[escape(_cell(name, row.get(name))) for name in names] for row in rows]
     to_right = [all(isinstance(row.get(name), int | float | None) for row in rows) for name in names]
     draw = _draw_table if sys.stdout.isatty() else _print_table
     draw([_title(name) for name in names], cells, to_right)

@@ -66,7 +66,7 @@ def parse(program: str, argv: Sequence[str]) -> argparse.Namespace:
     parser = _Parser(page, prog=program)
     parser.add_argument("--version", action=_Show, nargs=0, const=f"qb {__version__}")
     _add_common(parser)
-    parser.set_defaults(run=None, host=None, port=None, timeout=None, client_id=None, json=False)
+    parser.set_defaults(run=None, host=None, port=None, timeout=None, client_id=None, json=False, raw=False)
     nested = {"": parser.add_subparsers(metavar="COMMAND")}
     for _, commands in GROUPS:
         for command in commands:
@@ -89,6 +89,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     add("--client-id", "name shown in the broker's logs and tools", metavar="ID")
     add("--timeout", "how long to wait for an answer", type=of_kind(SECONDS.within(0.001)), metavar="SECONDS")
     add("--json", "print one JSON value instead of text", action="store_true")
+    add("--raw", "let escape sequences through to a terminal", action="store_true")
 
 
 def _add_command(nested: dict[str, Any], program: str, command: Command) -> None:
@@ -111,7 +112,7 @@ def overview(program: str) -> str:
     for title, commands in GROUPS:
         lines += [title, *(f"  {command.name.ljust(width)}  {command.help}" for command in commands), ""]
     lines += [
-        "For every command, before or after it: --host --port --client-id --timeout --json",
+        "For every command, before or after it: --host --port --client-id --timeout --json --raw",
         f"More about one, with an example: {program} publish --help",
     ]
     return "\n".join(lines)

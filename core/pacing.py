@@ -3,7 +3,7 @@
 One request may name a hundred thousand things. A loop over them that never awaits holds the event loop, and with it all
 other peers. Code that can await uses `portions`; code that must finish within one step of the event loop has a limit on
 its input and calls `spend` with the number of items, once a run and not once a message. `counted` lets a test assert
-that no step handled more than MOST_AT_ONCE items.
+that no step handled more than MOST_AT_ONCE items. `working_on` says what the loop works on, for the log if it is held.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
+from time import perf_counter
 from typing import Generic, TypeVar
 
 import trio
@@ -21,24 +22,54 @@ AT_ONCE = 1_000  # items in a portion: at about 5 µs each, 5 ms
 MOST_AT_ONCE = 10_000  # items between two checkpoints of a task: 50 ms at the same pace
 
 
-class StepCount:
-    """The items that the running task has handled since its last checkpoint, and the most that any task has."""
+class CurrentWork:
+    """What the event loop does now: the items that the running task has handled, and on whose behalf."""
 
-    __slots__ = ("items", "most")
+    __slots__ = ("_longest", "_longest_name", "_name", "_since", "items", "most", "new_pass")
 
     def __init__(self) -> None:
-        self.items = 0
-        self.most = 0
+        self.items = 0  # since the last checkpoint of the task that runs
+        self.most = 0  # of any task
+        self.new_pass: float | None = None  # when the loop began to run what was ready, if nothing was begun since
+        self._longest = self._since = 0.0
+        self._longest_name: tuple[object, ...] = ()
+        self._name: tuple[object, ...] = ()
+
+    def begin(self, name: tuple[object, ...], now: float) -> None:
+        """From now on the loop works on this, until the next call."""
+        if self.new_pass is not None:
+            self._longest, self._since, self.new_pass = 0.0, self.new_pass, None
+            self._longest_name = self._name = ()
+        if now - self._since > self._longest:
+            self._longest, self._longest_name = now - self._since, self._name
+        self._since, self._name = now, name
+
+    def longest(self, now: float) -> tuple[float, str]:
+        """Return how long what took longest in this pass took, and its name."""
+        self.begin((), now)
+        return self._longest, " ".join(str(part) for part in self._longest_name) or "work without a name"
+
+    @property
+    def name(self) -> tuple[object, ...]:
+        return self._name
 
 
-_step = StepCount()
+current = CurrentWork()
+
+
+def working_on(*name: object) -> None:
+    """Say what the event loop works on from now on: `working_on(session, "REQUEST", method)`. Never blocks.
+
+    If the loop is held, the log names what took longest. The parts are turned into text only then.
+    """
+    current.begin(name, perf_counter())
 
 
 def spend(items: int) -> None:
     """Count items that were, or are about to be, handled without a checkpoint in between. Never blocks."""
-    _step.items += items
-    if _step.items > _step.most:
-        _step.most = _step.items
+    current.items += items
+    if current.items > current.most:
+        current.most = current.items
 
 
 class Portions(Generic[Item]):
@@ -48,6 +79,7 @@ class Portions(Generic[Item]):
         self._items = iter(items)
         self._size = size
         self._begun = False
+        self._name = current.name
 
     def __aiter__(self) -> Portions[Item]:
         return self
@@ -58,7 +90,8 @@ class Portions(Generic[Item]):
             raise StopAsyncIteration
         if self._begun:
             await trio.lowlevel.checkpoint()
-            _step.items = 0
+            current.items = 0
+            working_on(*self._name)
         self._begun = True
         spend(len(portion))
         return portion
@@ -82,19 +115,19 @@ class _StepBoundaries(trio.abc.Instrument):
     """Starts the count anew when a task goes on after a checkpoint."""
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        _step.items = 0
+        current.items = 0
 
 
 @contextmanager
-def counted() -> Iterator[StepCount]:
+def counted() -> Iterator[CurrentWork]:
     """Count exactly while the context is open, from 0 on: for tests. `most` of what it gives is what they assert on.
 
     It hooks every step of every task of this event loop, which costs; the broker does without it.
     """
     boundaries = _StepBoundaries()
     trio.lowlevel.add_instrument(boundaries)
-    _step.items = _step.most = 0
+    current.items = current.most = 0
     try:
-        yield _step
+        yield current
     finally:
         trio.lowlevel.remove_instrument(boundaries)

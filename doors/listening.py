@@ -55,8 +55,8 @@ class PeerSession(Protocol):
     def drain(self) -> None:
         """Read nothing more, answer what was received, end."""
 
-    def check_life(self, interval: float) -> None:
-        """Called now and then: drop the peer if it is dead or does not read."""
+    def check_life(self, now: float) -> None:
+        """Called now and then: drop the peer if it is dead or does not read. `now` stands still in our own stalls."""
 
 
 class Door(Protocol):
@@ -165,9 +165,10 @@ class Peers:
         interval = self._broker.settings.server.heartbeat_interval
         while True:
             await trio.sleep(interval / 8)
+            now = trio.current_time() - self._broker.metrics.event_loop.stalled_so_far()
             for session in list(self._sessions):
                 with self._faults.contained("a look whether a peer lives"):
-                    session.check_life(interval)
+                    session.check_life(now)
 
     def drain(self) -> None:
         """Ask every session to finish."""

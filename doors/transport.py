@@ -42,7 +42,7 @@ class Transport:
         self._queue: deque[memoryview] = deque()
         self._changed = Signal()  # something was queued, or the queue has emptied
         self.queued = 0  # bytes that wait for the peer to read
-        self.progress_at = trio.current_time()  # when the peer last took queued bytes
+        self.moved = False  # set when the peer takes queued bytes, or the first ones are queued
         self.has_emptied: Callable[[], None] | None = None  # called when nothing is queued any more
         self.gone = False
 
@@ -85,7 +85,7 @@ class Transport:
             taken = self._send_now(parts)
             if taken == sum(map(len, parts)) or self.gone:
                 return
-            self.progress_at = trio.current_time()
+            self.moved = True
         for part in parts:
             if taken < len(part):
                 self._queue.append(memoryview(bytes(part[taken:])))  # of a copy: a chunk would keep its whole batch
@@ -123,7 +123,7 @@ class Transport:
             taken = self._send_now((part,))
             if not taken:
                 return
-            self.progress_at = trio.current_time()
+            self.moved = True
             self.queued -= taken
             if taken < len(part):
                 self._queue[0] = part[taken:]

@@ -90,9 +90,3 @@ def a_broker(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[Doors]
             engine.close()
 
     return opened
-
-
-@pytest.fixture
-def autojump_clock() -> trio.testing.MockClock:
-    """A clock that jumps only when nothing happens for a while: threads and sockets are real and take their time."""
-    return trio.testing.MockClock(autojump_threshold=0.02)

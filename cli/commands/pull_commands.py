@@ -44,7 +44,7 @@ def _fetch(args: argparse.Namespace) -> Outcome:
     if args.json:
         return Outcome([as_data(message) for message in messages])
     for message in messages:
-        show_message(message, as_json=False)
+        show_message(message, as_json=False, raw=args.raw)
     return Outcome(None)
 
 
@@ -76,7 +76,7 @@ def _consume(args: argparse.Namespace) -> Outcome:
     consumer = broker(args).consumer(args.group, args.topic, start=args.start)
     with consumer, _stopped_by_sigterm(consumer):
         for message in consumer:
-            show_message(message, args.json)
+            show_message(message, as_json=args.json, raw=args.raw)
             shown += 1
             if shown == args.count:
                 consumer.commit()

@@ -18,6 +18,7 @@ from typing import Any
 from qb.cli.command import Command, CommandFailed, Outcome, UsageError, broker, of_kind
 from qb.cli.commands.subscription_commands import PLACE, place
 from qb.cli.message_output import show_message
+from qb.cli.output import log_to_standard_error
 from qb.clients.blocking.client import BrokerClient
 from qb.clients.blocking.subscriber import Subscriber
 from qb.clients.protocol.client_errors import BrokerUnavailable
@@ -45,7 +46,7 @@ def _receive_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _join(args: argparse.Namespace) -> Outcome:
-    handle = _executing(args.command) if args.command else _printing(args.json)
+    handle = _executing(args.command) if args.command else _printing(args)
     with broker(args) as client:
         _receive(
             args.count,
@@ -63,7 +64,7 @@ def _subscribe_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _subscribe(args: argparse.Namespace) -> Outcome:
     with broker(args) as client:
-        _receive(args.count, _printing(args.json), lambda handler: client.subscribe(args.topic, args.offset, handler))
+        _receive(args.count, _printing(args), lambda handler: client.subscribe(args.topic, args.offset, handler))
     return Outcome(None)
 
 
@@ -101,8 +102,8 @@ def _receive(count: int | None, handle: Callable[[Message], None], join: Callabl
         raise BrokenPipeError
 
 
-def _printing(as_json: bool) -> Callable[[Message], None]:
-    return lambda message: show_message(message, as_json)
+def _printing(args: argparse.Namespace) -> Callable[[Message], None]:
+    return lambda message: show_message(message, as_json=args.json, raw=args.raw)
 
 
 def _executing(command: str) -> Callable[[Message], None]:
@@ -139,7 +140,7 @@ def _tail(args: argparse.Namespace) -> Outcome:
             message = _next(arrived)
             if isinstance(message, Exception):
                 raise message
-            show_message(message, args.json)
+            show_message(message, as_json=args.json, raw=args.raw)
             shown += 1
     return Outcome(None)
 
@@ -174,7 +175,7 @@ def _worker_arguments(parser: argparse.ArgumentParser) -> None:
 def _worker(args: argparse.Namespace) -> Outcome:
     """Handle messages until SIGTERM or Ctrl-C; then finish what is in hand."""
     function = load_function(args.function)
-    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    log_to_standard_error()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

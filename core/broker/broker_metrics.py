@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from qb.core.loop_watch import LoopWatch
+
 
 class BrokerMetrics:
     """Counts since the start; those of connections are by door."""
@@ -16,3 +18,4 @@ class BrokerMetrics:
         self.connections_accepted: Counter[str] = Counter()
         self.connections_refused: Counter[str] = Counter()
         self.requests: Counter[tuple[str, str, int]] = Counter()  # over HTTP, by method, route and status
+        self.event_loop = LoopWatch()

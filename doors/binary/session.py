@@ -13,6 +13,7 @@ import trio
 
 from qb.core.broker.fetching import FetchLimits, index_of, marks_of
 from qb.core.broker.message_broker import MessageBroker
+from qb.core.pacing import working_on
 from qb.core.subscriptions.subscription_options import SubscriptionOptions
 from qb.core.wire.clock import now_ms
 from qb.core.wire.errors import REPLIES, BadRequest, BrokerError, Internal
@@ -32,6 +33,7 @@ from qb.doors.binary.publish_runs import PublishRuns
 from qb.doors.binary.replies import refusal, success, success_head
 from qb.doors.binary.server_connection import PublishRun, RefusedFrame, ServerConnection, StageFrame
 from qb.doors.binary.stage_requests import StageRequests
+from qb.doors.peer_life import PeerLife
 from qb.doors.transport import Transport
 from qb.storage.signals import Signal, Wait
 
@@ -67,9 +69,11 @@ class Session:
         self._goodbye = ""  # why we read nothing more
         self._scope = trio.CancelScope()
         self.name = name
-        self._listening_since: float | None = None
-        self._heard = False  # since the last look at whether it lives
-        self._probed = False  # since it was heard
+        interval = broker.settings.server.heartbeat_interval
+        self._life = PeerLife(transport, interval, silence=2 * interval)
+
+    def __str__(self) -> str:
+        return self.name
 
     # Life
 
@@ -107,15 +111,16 @@ class Session:
 
         Only while we listen can it be called silent.
         """
-        self._listening_since = trio.current_time()
+        self._life.listening = True
         try:
             return await self._transport.attend(self._take)
         finally:
-            self._listening_since = None
+            self._life.listening = False
 
     def _take(self, data: memoryview) -> bool:
         """Handle what has come; False if something must be waited for."""
-        self._heard = True
+        self._life.heard = True
+        working_on(self)
         self._wait = self._handle_events(self._connection.receive(data))
         return self._wait is None
 
@@ -140,20 +145,12 @@ class Session:
         self._transport.abort()
         self._scope.cancel()
 
-    def check_life(self, interval: float) -> None:
+    def check_life(self, now: float) -> None:
         """Called now and then: probe a silent peer once, drop one that stays silent or does not read."""
-        now = trio.current_time()
-        if self._heard:
-            self._heard = self._probed = False
-            if self._listening_since is not None:
-                self._listening_since = now  # late by the time between two calls at most: no publish asks for the time
-        silent = now - self._listening_since if self._listening_since is not None else 0.0
-        if silent > 2 * interval:
-            self.drop(f"silent for {2 * interval:g} s")
-        elif self._transport.queued and now - self._transport.progress_at > 2 * interval:
-            self.drop(f"has not read what it was sent for {2 * interval:g} s")
-        elif silent > interval and not self._probed:
-            self._probed = True
+        why = self._life.look(now)
+        if why is not None:
+            self.drop(why)
+        elif self._life.probe_is_due(now):
             self._transport.send(encode_frame(MessageType.HEARTBEAT, PROBE, now_ms()))
 
     # Events
@@ -200,6 +197,7 @@ class Session:
 
     async def _answer(self, frame: Frame) -> None:
         """Carry out a request and answer it. Raises Answered if that was the last answer."""
+        working_on(self, MessageType(frame.type).name, frame.properties.get("method", ""))
         try:
             answer = await HANDLERS[frame.type](self, frame)
         except BrokerError as error:

@@ -21,6 +21,7 @@ from qb.doors.http.http11 import Http11Server
 from qb.doors.http.http_app import make_app, make_service
 from qb.doors.http.http_errors import raw_response, refusal
 from qb.doors.http.streams.event_stream import HttpPeer
+from qb.doors.peer_life import PeerLife
 from qb.doors.transport import Transport
 
 log = logging.getLogger("qb.http")
@@ -36,6 +37,7 @@ class HttpDoor:
 
     def __init__(self, broker: MessageBroker) -> None:
         self.service = make_service(broker)
+        self.heartbeat_interval = broker.settings.server.heartbeat_interval
         self._drained = False
         self._app = ASGIWrapper(make_app(self.service))  # type: ignore[arg-type]  # the same, in other words
         self._config = Config()
@@ -72,6 +74,7 @@ class HttpSession:
         self._draining = trio.Event()
         self._lingering = trio.CancelScope()
         self._scope = trio.CancelScope()
+        self._life = PeerLife(peer.transport, door.heartbeat_interval)
 
     async def run(self) -> None:
         """Serve the peer until it goes or is dropped. Raises nothing."""
@@ -109,12 +112,12 @@ class HttpSession:
         self._draining.set()
         self._lingering.cancel()
 
-    def check_life(self, interval: float) -> None:
+    def check_life(self, now: float) -> None:
         """Called now and then: drop a peer that does not read."""
-        transport = self._peer.transport
-        if transport.queued and trio.current_time() - transport.progress_at > 2 * interval:
-            log.info("dropped http %s: has not read what it was sent for %g s", self._peer.address, 2 * interval)
-            transport.abort()
+        why = self._life.look(now)
+        if why is not None:
+            log.info("dropped http %s: %s", self._peer.address, why)
+            self._peer.transport.abort()
             self._scope.cancel()
 
 

@@ -161,6 +161,7 @@ def _doors(broker: MessageBroker) -> Iterator[Metric]:
     for (method, route, status), number in counted.requests.items():
         requests.add_metric([method, route, str(status)], number)
     yield from (connections, accepted, refused, requests)
+    yield _histogram("qb_event_loop_lag_seconds", "How long a pass of the event loop took.", counted.event_loop.lag)
 
 
 def _recovery(broker: MessageBroker) -> Iterator[Metric]:

@@ -10,10 +10,12 @@ import logging
 import trio
 
 from qb.core.broker.message_broker import MessageBroker
+from qb.core.pacing import working_on
 from qb.core.wire.errors import REPLIES, BrokerError
 from qb.doors.json_lines.json_answers import failure, success, words
 from qb.doors.json_lines.json_methods import JsonMethods, JsonWaits
 from qb.doors.json_lines.line_splitter import LineSplitter
+from qb.doors.peer_life import PeerLife
 from qb.doors.transport import Transport
 
 log = logging.getLogger("qb.json_lines")
@@ -46,6 +48,7 @@ class JsonSession:
         self._patience = JsonWaits()
         self._methods = JsonMethods(broker, transport, name, self._patience)
         self._scope = trio.CancelScope()
+        self._life = PeerLife(transport, broker.settings.server.heartbeat_interval)
         self.name = name
         transport.has_emptied = self._methods.subscribing.has_room
 
@@ -94,6 +97,7 @@ class JsonSession:
         await self._transport.wait_for_room(QUEUED_LIMIT)
 
     async def _carry_out(self, line: bytes) -> bytes:
+        working_on(self.name, line[:80])
         try:
             return success(await self._methods.carry_out(line))
         except BrokerError as error:
@@ -105,10 +109,10 @@ class JsonSession:
         """Read nothing more, answer what was received."""
         self._patience.end()
 
-    def check_life(self, interval: float) -> None:
+    def check_life(self, now: float) -> None:
         """Called now and then: drop a peer that does not read. Silence is fine: people type."""
-        since = trio.current_time() - self._transport.progress_at
-        if self._transport.queued and since > 2 * interval:
-            log.info("dropped %s: has not read what it was sent for %g s", self.name, 2 * interval)
+        why = self._life.look(now)
+        if why is not None:
+            log.info("dropped %s: %s", self.name, why)
             self._transport.abort()
             self._scope.cancel()

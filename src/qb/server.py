@@ -42,6 +42,17 @@ async def serve(
 ) -> None:
     """Start every long-lived task of the server; returns when `stop` is set and everything received is finished."""
     broker = MessageBroker(engine, settings)
+    with broker.metrics.event_loop.watching():
+        await _serve(broker, doorways, stop, started)
+
+
+async def _serve(
+    broker: MessageBroker,
+    doorways: Sequence[ListeningDoor],
+    stop: trio.Event,
+    started: Callable[[MessageBroker], None],
+) -> None:
+    engine, settings = broker.engine, broker.settings
     peers = Peers(broker)
     async with trio.open_nursery() as storage:  # outlives whoever has something to store
         storage.start_soon(engine.run)

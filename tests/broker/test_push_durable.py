@@ -6,13 +6,14 @@ import sqlite3
 import threading
 
 import pytest
-import trio
 
 import qb.core.push.cursor_saver
 import qb.storage.faults
+from qb.core.push.cursor_saver import SAVE_INTERVAL
 from qb.core.wire.frames import MessageType as T
 from qb.storage.metadata_store import MetadataStore
-from tests.broker.test_push import Delivered, a_topic, bodies, joined
+from tests.broker.test_push import Delivered, a_topic, all_saved, bodies, joined
+from tests.support.waiting import holds_during
 
 
 class Disk:
@@ -125,7 +126,7 @@ def count_rounds(connect, monkeypatch):
     return rounds
 
 
-async def test_an_idle_subscription_costs_nothing(a_broker, disk, monkeypatch, autojump_clock):
+async def test_an_idle_subscription_costs_nothing(a_broker, disk, monkeypatch):
     async with a_broker() as connect:
         publisher = await a_topic(connect, 3)
         await publisher.call("create_subscription", subscription_id="s", topic="a")
@@ -133,7 +134,10 @@ async def test_an_idle_subscription_costs_nothing(a_broker, disk, monkeypatch, a
         for number in range(3):
             assert await subscriber.take(1) == bodies(number, number + 1)
             await subscriber.settle(acks=[[0, number]])
-        await trio.sleep(1)
+        await all_saved(publisher)
         rounds, before = count_rounds(connect, monkeypatch), disk.written
-        await trio.sleep(9)  # less than a heartbeat
-        assert (rounds, disk.written) == ([], before)
+
+        async def is_idle():
+            return (rounds, disk.written) == ([], before)
+
+        await holds_during(5 * SAVE_INTERVAL, is_idle)

@@ -7,6 +7,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -16,8 +18,8 @@ import trio
 from qb.core.wire.frames import HEAD, MessageType, encode_frame
 from tests.support.disk import patch_sync, patch_write
 from tests.support.peers import Peer, TrioPeer
-from tests.support.stores import until
 from tests.support.transaction_peers import Staging, all_bodies, begin, bodies, commit, data
+from tests.support.waiting import holds_during, until, until_true
 
 T = MessageType
 FOUR = [[b"a", b"b"], [b"c"], [b"d"], [b"e", b"f"]]
@@ -533,41 +535,45 @@ async def test_a_commit_ends_the_stages_that_dead_attempts_left(a_broker, tmp_pa
         await until(lambda: [path.stem for path in (tmp_path / "data" / "staged").iterdir()] == [other.stage_id])
 
 
-async def test_an_idle_stage_expires_and_one_in_use_does_not(a_broker, autojump_clock):
-    async with a_broker(transaction_timeout=100, heartbeat_interval=10_000) as connect:
+async def test_an_idle_stage_expires_and_one_in_use_does_not(a_broker):
+    async with a_broker(transaction_timeout=1.0) as connect:
         peer = await connect()
         await make_topic(peer, "t", 1)
         idle, used = await begin(peer, "x"), await begin(peer, "x")
         await idle.send("t", 0, b"1")
-        for number in range(4):
-            await used.send("t", 0, b"%d" % number)
-            await trio.sleep(40)
+        sent = count()
+
+        async def only_one_is_left():
+            await used.send("t", 0, b"%d" % next(sent))
+            return len((await peer.call("list_transactions"))["stages"]) == 1
+
+        await until_true(only_one_is_left)
         assert await idle.send("t", 0, b"2") == "UNKNOWN_STAGE"
         assert [stage["stage"] for stage in (await peer.call("list_transactions"))["stages"]] == [used.stage_id]
-        assert (await commit(peer, "x", used))["messages"] == 4
+        assert (await commit(peer, "x", used))["messages"] == next(sent)
 
 
-async def test_an_id_without_number_is_forgotten_after_its_time_and_one_with_number_never(
-    a_broker, autojump_clock, monkeypatch
-):
+async def test_an_id_without_number_is_forgotten_after_its_time_and_one_with_number_never(a_broker, monkeypatch):
     hour = 3_600_000
-    async with a_broker(transaction_timeout=100, transaction_memory_hours=2, heartbeat_interval=10_000) as connect:
+    async with a_broker(transaction_timeout=0.1, transaction_memory_hours=2) as connect:
         peer = await connect()
         for transaction, number in (("plain", None), ("numbered", 3)):
             await commit(peer, transaction, number=number)
     now = [0]
-    async with a_broker(transaction_timeout=100, transaction_memory_hours=2, heartbeat_interval=10_000) as connect:
+    async with a_broker(transaction_timeout=0.1, transaction_memory_hours=2) as connect:
         peer = await connect()
         await commit(peer, "later")
         from qb.core.transactions import transaction_manager as transactions
 
         real = transactions.now_ms()
         monkeypatch.setattr(transactions, "now_ms", lambda: real + now[0])
-        await trio.sleep(50)
-        assert (await peer.call("list_transactions"))["committed"] == 3
+
+        async def committed(number):
+            return (await peer.call("list_transactions"))["committed"] == number
+
+        await holds_during(0.1, partial(committed, 3))
         now[0] = 3 * hour
-        await trio.sleep(50)
-        assert (await peer.call("list_transactions"))["committed"] == 1
+        await until_true(partial(committed, 1))
     async with a_broker() as connect:
         peer = await connect()
         assert (await peer.call("begin_transaction", transaction="plain"))["committed"] is False

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import PIPE
@@ -27,6 +26,7 @@ from qb.cli.parser import GROUPS, overview, parse
 from qb.clients.blocking.client import BrokerClient
 from qb.core.wire.frames import Frame, MessageType, decode_frame, frame_length
 from tests.support.brokers import ROOT, BrokerProcess
+from tests.support.waiting import wait_until
 
 COMMANDS = [command for _, commands in GROUPS for command in commands]
 
@@ -86,10 +86,9 @@ def start_process(*argv: str, **streams: Any) -> subprocess.Popen[bytes]:
 
 
 def wait_for_messages(port: int, topic: str, count: int) -> None:
-    """Return when the broker has stored that many; the test's own time-out bounds it."""
+    """Return when the broker has stored that many."""
     with BrokerClient(port=port) as client:
-        while client.describe_topic(topic)["messages"] < count:
-            time.sleep(0.01)
+        wait_until(lambda: client.describe_topic(topic)["messages"] >= count)
 
 
 def stored_frames(broker: BrokerProcess, topic: str) -> list[Frame]:
@@ -345,9 +344,8 @@ def test_bench_one_at_a_time_over_several_connections_prints_percentiles(
 def test_bench_leaves_no_topic_behind_when_it_is_interrupted(broker: BrokerProcess) -> None:
     argv = ("--port", str(broker.port), "bench", "publish", "--depth", "1", "--connections", "2", "--count", "10000000")
     with start_process(*argv, stdout=PIPE, stderr=PIPE) as process, BrokerClient(port=broker.port) as client:
-        while not (topics := client.list_topics()):
-            time.sleep(0.01)
-        wait_for_messages(broker.port, topics[0]["topic"], 10)
+        wait_until(client.list_topics)
+        wait_for_messages(broker.port, client.list_topics()[0]["topic"], 10)
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=20) == (b"", b"")
         assert process.returncode == 130

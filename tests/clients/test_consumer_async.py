@@ -11,6 +11,7 @@ import trio
 
 from qb import AsyncBrokerClient, AsyncConsumer, BrokerClient, BrokerUnavailable, Message, StaleGeneration
 from tests.support.brokers import BrokerProcess
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(40)
 
@@ -42,11 +43,6 @@ async def take(consumer: AsyncConsumer, count: int) -> list[Message]:
         if len(found) == count:
             break
     return found
-
-
-async def wait_until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 - what it waits for happens in the broker
-        await trio.sleep(0.02)
 
 
 async def committed(client: AsyncBrokerClient, group: str) -> dict[int, int]:
@@ -120,9 +116,9 @@ async def test_consumers_share_the_partitions_and_leave_even_if_cancelled(shared
         async with trio.open_nursery() as nursery:
             for _ in range(2):
                 nursery.start_soon(work, client)
-            await wait_until(lambda: sorted(len(each.assignment) for each in consumers) == [2, 2])
+            await until(lambda: sorted(len(each.assignment) for each in consumers) == [2, 2])
             await client.publish_many(topic, numbered(2_000))
-            await wait_until(lambda: sum(handled.values()) >= 2_000)
+            await until(lambda: sum(handled.values()) >= 2_000)
             nursery.cancel_scope.cancel()
         assert (await client.describe_group("a4"))["members"] == []
     assert handled == Counter(numbered(2_000))

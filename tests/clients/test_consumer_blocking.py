@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from qb import (
     UnknownTopic,
 )
 from tests.support.brokers import BrokerProcess
+from tests.support.waiting import holds_for, wait_until
 
 pytestmark = pytest.mark.timeout(40)
 
@@ -59,12 +59,6 @@ def take(consumer: Consumer, count: int) -> list[Message]:
         if len(found) == count:
             break
     return found
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    """The test's own time-out bounds it."""
-    while not condition():
-        time.sleep(0.02)
 
 
 class Worker(threading.Thread):
@@ -249,13 +243,17 @@ def test_a_partition_moves_only_after_its_message_in_hand_is_handled(client: Bro
 
 def test_a_long_handler_does_not_cost_the_membership(client: BrokerClient, topic: str) -> None:
     client.publish_many(topic, numbered(3), partition=0)
+
+    def is_heard() -> bool:
+        (member,) = client.describe_group("g14")["members"]
+        silent_for: float = member["silent_for"]
+        return silent_for < 1.0
+
     with client.consumer("g14", topic, session_timeout=1.0) as consumer:
         for number, message in enumerate(consumer):
             assert message.offset == number
             if number == 0:
-                time.sleep(2.5)  # two and a half session timeouts
-                (member,) = client.describe_group("g14")["members"]
-                assert member["silent_for"] < 1.0
+                holds_for(2.5, is_heard)  # two and a half session timeouts
                 consumer.commit()
             if number == 2:
                 break

@@ -6,6 +6,7 @@ import gc
 import inspect
 import threading
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from qb.clients.aio.subscriptions import AsyncSubscriptionMethods
 from qb.clients.blocking.subscriptions import SubscriptionMethods
 from tests.support.collecting import PATIENCE, Collector, numbered
 from tests.support.peers import die_with
+from tests.support.waiting import holds_during
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(40)]
 
@@ -42,6 +44,10 @@ async def ready(client: AsyncBrokerClient, count: int = 0, **options: Any) -> No
 async def lag(client: AsyncBrokerClient) -> int:
     found: int = (await client.describe_subscription("s"))["lag"]
     return found
+
+
+async def none_redelivered(client: AsyncBrokerClient) -> bool:
+    return (await client.describe_subscription("s"))["redelivered"] == 0
 
 
 class AsyncCollector:
@@ -163,7 +169,7 @@ async def test_suspects_run_alone_and_then_all_hands_are_busy_again(client: Asyn
             return
         running += 1
         most = max(most, running)
-        await trio.sleep(0.01)  # the others have the chance to do it wrong
+        await lag(client)  # a round trip: the others have the chance to do it wrong
         running -= 1
 
     collect = AsyncCollector(handler)
@@ -182,7 +188,7 @@ async def test_a_client_runs_the_handlers_of_all_its_subscriptions_one_at_a_time
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await trio.sleep(0.0001)
+        await trio.lowlevel.checkpoint()
         running -= 1
 
     collect = AsyncCollector(handler)
@@ -197,12 +203,12 @@ async def test_a_handler_longer_than_the_deadline_is_not_redelivered(client: Asy
 
     async def dawdle(message: Message) -> None:
         if message.offset == 0:
-            await trio.sleep(1.0)
+            await holds_during(1.0, partial(none_redelivered, client))
 
     collect = AsyncCollector(dawdle)
     async with await client.subscribe_to_subscription("s", collect):
         await collect.wait_for(2)
-    assert (await client.describe_subscription("s"))["redelivered"] == 0
+    assert await none_redelivered(client)
     assert await lag(client) == 0
 
 
@@ -472,8 +478,8 @@ async def test_a_slow_loop_keeps_its_message(client: AsyncBrokerClient) -> None:
             assert message.attempt == 1
             if message.offset == 1:
                 break
-            await trio.sleep(1.0)
-    assert (await client.describe_subscription("s"))["redelivered"] == 0
+            await holds_during(1.0, partial(none_redelivered, client))
+    assert await none_redelivered(client)
 
 
 async def test_a_loop_goes_on_by_itself_when_the_broker_is_killed(broker: Any, client: AsyncBrokerClient) -> None:

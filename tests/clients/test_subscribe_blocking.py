@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
@@ -24,8 +23,9 @@ from qb import (
     UnknownTopic,
 )
 from tests.support.brokers import ROOT
-from tests.support.collecting import PATIENCE, Collector, lag, numbered, until
+from tests.support.collecting import PATIENCE, Collector, lag, numbered
 from tests.support.peers import die_with
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(40)]
 
@@ -183,13 +183,13 @@ def test_suspects_run_alone_and_then_all_hands_are_busy_again(client: BrokerClie
             return
         running += 1
         most = max(most, running)
-        time.sleep(0.01)  # the others have the chance to do it wrong
+        lag(client)  # a round trip: the others have the chance to do it wrong
         running -= 1
 
     collect = Collector(handler)
     with client.subscribe_to_subscription("s", collect, concurrency=4):
         assert sorted(collect.wait_for(10)) == numbered(0, 10)
-        until(lambda: lag(client) == 0)
+        wait_until(lambda: lag(client) == 0)
     assert most == 1
 
 
@@ -214,7 +214,7 @@ def test_key_shared_runs_each_key_in_order_whatever_the_concurrency_and_failures
             running.discard(key)
 
     with client.subscribe_to_subscription("s", handler, concurrency=8):
-        until(lambda: lag(client) == 0)
+        wait_until(lambda: lag(client) == 0)
     assert not overlaps
     assert handled == {key: [number for number in range(200) if keys[number] == key] for key in set(keys)}
 
@@ -229,7 +229,7 @@ def test_by_hand_the_next_of_a_key_comes_when_the_one_before_is_settled(client: 
         collect.wait_for(number + 1)
         assert len(collect.seen) == number + 1
         collect.messages[-1].ack()
-    until(lambda: lag(client) == 0)
+    wait_until(lambda: lag(client) == 0)
 
 
 def test_a_handler_may_publish_with_its_own_client(client: BrokerClient) -> None:
@@ -253,13 +253,13 @@ def test_an_exception_brings_the_message_again_and_then_to_the_dead_letters(clie
 
     collect = Collector(fail)
     client.subscribe_to_subscription("s", collect)
-    until(lambda: client.dead_letters("s"))
+    wait_until(lambda: client.dead_letters("s"))
     assert sorted((seen.offset, seen.attempt) for seen in collect.seen) == [(0, 1), (1, 1), (1, 2), (1, 3), (2, 1)]
     [letter] = client.dead_letters("s")
     assert (letter["offset"], letter["attempts"], letter["reason"]) == (1, 3, "ValueError: no good, attempt 3")
     assert client.retry_dead_letters("s") == 1
     collect.wait_for(8)
-    until(lambda: client.dead_letters("s"))
+    wait_until(lambda: client.dead_letters("s"))
     assert client.purge_dead_letters("s") == 1
     assert client.dead_letters("s") == []
     assert "dead-lettered" in client.explain("s", 1)
@@ -284,14 +284,14 @@ def test_acks_by_hand(client: BrokerClient) -> None:
     client.subscribe_to_subscription("s", collect, ack="manual")
     collect.wait_for(3)
     held[1].ack()
-    until(lambda: lag(client) == 2)
+    wait_until(lambda: lag(client) == 2)
     held[0].nack(delay=0.05, reason="later")
     collect.wait_until(lambda: len(collect.seen) == 4)
     assert (collect.seen[3].offset, collect.seen[3].attempt) == (0, 2)
     held[3].extend(30)
     held[3].ack()
     held[2].ack()
-    until(lambda: lag(client) == 0)
+    wait_until(lambda: lag(client) == 0)
     assert len(collect.seen) == 4, "what is held is not redelivered, however long"
 
 
@@ -468,7 +468,7 @@ def test_a_subscriber_goes_on_by_itself_when_the_broker_is_killed(
     go_on.set()
     connect().publish_many("a", numbered(2000, 3000))
     collect.wait_until(lambda: set(numbered(0, 3000)) <= set(collect.bodies))
-    until(lambda: lag(client) == 0)
+    wait_until(lambda: lag(client) == 0)
     assert subscriber.error is None
 
 
@@ -477,7 +477,7 @@ def test_a_subscriber_waits_for_a_broker_that_is_down_for_long(broker: Any, clie
     collect = Collector()
     client.subscribe_to_subscription("s", collect)
     collect.wait_for(1)
-    until(lambda: lag(client) == 0)
+    wait_until(lambda: lag(client) == 0)
     for number in range(1, 4):
         broker.kill()
         broker.start()
@@ -517,7 +517,7 @@ def test_when_a_subscriber_process_is_killed_others_take_over(broker: Any, clien
     )
     assert worker.stdout is not None
     assert [worker.stdout.readline() for _ in range(3)] == ["0\n", "1\n", "2\n"]
-    until(lambda: lag(client) == 8)
+    wait_until(lambda: lag(client) == 8)
     worker.kill()
     worker.wait()
     worker.stdout.close()

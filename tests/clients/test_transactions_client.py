@@ -40,6 +40,7 @@ from qb.clients.protocol.staged_messages import DRAFT_BYTES, STAGE_BYTES, STAGE_
 from qb.core.wire.frames import Frame, MessageType, decode_frame, encode_frame, frame_length
 from tests.support.brokers import BrokerProcess
 from tests.support.scripted_broker import Plan, ScriptedBroker
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(50)
 
@@ -708,6 +709,5 @@ def test_a_stage_that_nobody_uses_expires(start_broker: Callable[..., BrokerProc
         make_topics(client)
         with pytest.raises(UnknownStage, match="begin again"), client.transaction("slow") as tx:
             tx.publish("debits", b"x")
-            while client.list_transactions()["stages"]:
-                time.sleep(0.01)
+            wait_until(lambda: not client.list_transactions()["stages"])
         assert all_bodies(client) == []

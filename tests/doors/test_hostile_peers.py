@@ -8,7 +8,6 @@ import random
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from qb.core.wire.frames import PROBE, Frame, MessageType, decode_frame, encode_
 from qb.doors.binary.methods import METHODS
 from tests.support.brokers import BrokerProcess
 from tests.support.peers import Peer
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -60,8 +60,7 @@ class GoodClient(threading.Thread):
     def wait_for_more(self) -> None:
         """Return when it has gone on."""
         seen = self.published
-        while self.published < seen + 3 and self._failure is None:
-            time.sleep(0.001)
+        wait_until(lambda: self.published >= seen + 3 or self._failure is not None)
         self.check()
 
     def check(self) -> None:
@@ -252,12 +251,6 @@ def test_acks_of_more_messages_than_there_are_hold_up_nobody(besieged, acks):
 
 def open_files(broker: BrokerProcess) -> int:
     return len(os.listdir(f"/proc/{broker.process.pid}/fd"))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Ask again and again; the test's own limit ends it."""
-    while not condition():
-        time.sleep(0.01)
 
 
 def test_what_a_peer_makes_the_broker_remember_of_its_properties_is_bounded(besieged):

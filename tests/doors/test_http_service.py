@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import trio
@@ -23,6 +22,7 @@ from qb.doors.http.routes.service_routes import readiness
 from qb.doors.listening import listen
 from tests.support.brokers import ROOT, free_port
 from tests.support.peers import Peer
+from tests.support.waiting import wait_until
 from tests.system.test_server_process import run_server
 
 
@@ -339,11 +339,15 @@ def test_while_it_recovers_it_lives_but_is_not_ready(start_broker):
 
 def poll(port, answers):
     """Ask until the broker is ready; what refused the connection is not listening yet."""
-    while not answers or answers[-1][0] != 200:
+
+    def ready():
         try:
             answers.append(ask(port, "/ready"))
         except OSError:
-            time.sleep(0.001)
+            return False
+        return answers[-1][0] == 200
+
+    wait_until(ready)
 
 
 async def test_the_recovering_door_answers_health_and_refuses_the_rest():

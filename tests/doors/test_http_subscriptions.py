@@ -5,11 +5,10 @@ from __future__ import annotations
 import socket
 
 import pytest
-import trio
-from trio.testing import wait_all_tasks_blocked
 
 from qb.doors.http.streams import event_stream as http_events
 from tests.support.http_peers import READS_EVENTS
+from tests.support.waiting import until_true
 
 
 async def publish(peer, *values, **more):
@@ -21,13 +20,6 @@ async def make(peer, *values, partitions=1, **options):
     await peer.ok("POST", "/topics", {"name": "t", "partitions": partitions}, 201)
     await peer.ok("POST", "/subscriptions", {"subscription_id": "s", "topic": "t", "options": options}, 201)
     await publish(peer, *values)
-
-
-async def until(condition):
-    """Return when the condition, about what the broker does by itself, holds."""
-    with trio.fail_after(10):
-        while not await condition():
-            await wait_all_tasks_blocked(0.001)
 
 
 async def settle(peer, *places, stream=None, nacks=()):
@@ -185,7 +177,7 @@ async def test_a_message_given_up_is_a_dead_letter_that_can_be_retried_or_purged
         async def both_given_up():
             return len((await peer.ok("GET", "/subscriptions/s/dead-letters"))["dead_letters"]) == 2
 
-        await until(both_given_up)
+        await until_true(both_given_up)
         letters = (await peer.ok("GET", "/subscriptions/s/dead-letters"))["dead_letters"]
         assert [(each["value"], each["reason"]) for each in letters] == [("bad", "cannot"), ("worse", "cannot")]
         path = "/subscriptions/s/dead-letters"
@@ -207,7 +199,7 @@ async def test_with_auto_ack_a_message_is_done_when_it_was_sent(a_broker):
         async def all_done():
             return (await peer.ok("GET", "/subscriptions/s"))["lag"] == 0
 
-        await until(all_done)
+        await until_true(all_done)
 
 
 async def test_a_window_bounds_what_is_in_flight(a_broker):
@@ -249,7 +241,7 @@ async def test_a_stream_whose_peer_closes_in_good_order_is_gone_too(a_broker):
             described = await peer.ok("GET", "/subscriptions/s")
             return not described["subscribers"] and not described["in_flight"]
 
-        await until(nobody_left)
+        await until_true(nobody_left)
 
 
 async def test_a_stream_resumes_after_the_last_event_that_was_seen(a_broker):
@@ -262,7 +254,7 @@ async def test_a_stream_resumes_after_the_last_event_that_was_seen(a_broker):
         async def all_done():
             return (await peer.ok("GET", "/subscriptions/s"))["lag"] == 0
 
-        await until(all_done)
+        await until_true(all_done)
         reader.vanish()
         again = await connect.http()
         await until_gone(peer)
@@ -276,7 +268,7 @@ async def until_gone(peer):
     async def nobody():
         return not (await peer.ok("GET", "/subscriptions/s"))["subscribers"]
 
-    await until(nobody)
+    await until_true(nobody)
 
 
 @pytest.mark.parametrize("last", ["0:77", "nonsense", "7:0", ":", "0:", "-1:3"])
@@ -386,6 +378,6 @@ async def test_a_peer_that_does_not_read_its_stream_costs_a_bounded_amount_and_i
         async def dropped():
             return connect.broker.metrics.connections["http"] == 1
 
-        await until(dropped)
+        await until_true(dropped)
         described = await peer.ok("GET", "/subscriptions/s")
         assert (described["in_flight"], described["subscribers"]) == (0, [])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from itertools import pairwise
 
 import pytest
 import trio
@@ -305,7 +304,9 @@ async def test_a_failed_fsync_poisons_the_log_and_not_the_others(a_broker, monke
         assert (await peer.call("describe_topic", topic="a"))["logs"][0]["status"] == "poisoned"
 
 
-# Heartbeats, on a clock that jumps
+# Heartbeats: short intervals of the real clock, of which only the lower bounds are asserted
+
+INTERVAL = 0.3
 
 
 async def test_a_heartbeat_is_answered_with_its_number(a_broker):
@@ -314,53 +315,42 @@ async def test_a_heartbeat_is_answered_with_its_number(a_broker):
         assert (answer.type, answer.sequence_number) == (MessageType.HEARTBEAT, 42)
 
 
-async def test_a_silent_peer_is_probed_once_and_then_dropped(a_broker, autojump_clock):
-    async with a_broker(heartbeat_interval=30) as connect:
-        peer, start = await connect(), trio.current_time()
+async def test_a_silent_peer_is_probed_once_and_then_dropped(a_broker):
+    async with a_broker(heartbeat_interval=INTERVAL) as connect:
+        start, peer = trio.current_time(), await connect()
         probe = await peer.receive()
         assert (probe.type, probe.sequence_number) == (MessageType.HEARTBEAT, PROBE)
         assert await peer.receive() is None
-        assert 60 <= trio.current_time() - start <= 70
+        assert trio.current_time() - start >= 2 * INTERVAL
 
 
-async def test_a_peer_that_was_heard_after_a_probe_is_probed_again(a_broker, autojump_clock):
-    async with a_broker(heartbeat_interval=30) as connect:
+async def test_a_peer_that_answers_its_probes_is_kept_and_probed_again(a_broker):
+    async with a_broker(heartbeat_interval=INTERVAL) as connect:
         peer = await connect()
-        probed_at = []
-        for _ in range(3):
-            assert (await peer.receive()).sequence_number == PROBE
-            probed_at.append(trio.current_time())
+        for _ in range(4):
+            heard_at = trio.current_time()
             await peer.send(MessageType.HEARTBEAT, PROBE)
-        gaps = [later - earlier for earlier, later in pairwise(probed_at)]
-        assert all(30 <= gap <= 40 for gap in gaps)
-        assert await peer.receive() is not None
-
-
-async def test_a_peer_that_answers_probes_is_kept(a_broker, autojump_clock):
-    async with a_broker(heartbeat_interval=30) as connect:
-        peer = await connect()
-        while trio.current_time() < 600:
             probe = await peer.receive()
-            assert probe is not None
-            await peer.send(MessageType.HEARTBEAT, probe.sequence_number)
+            assert (probe.type, probe.sequence_number) == (MessageType.HEARTBEAT, PROBE)
+            assert trio.current_time() - heard_at >= INTERVAL
 
 
-async def test_half_a_frame_and_then_silence_is_dropped(a_broker, autojump_clock):
-    async with a_broker(heartbeat_interval=30) as connect:
-        peer = await connect()
+async def test_half_a_frame_and_then_silence_is_dropped(a_broker):
+    async with a_broker(heartbeat_interval=INTERVAL) as connect:
+        peer, start = await connect(), trio.current_time()
         await peer.stream.send_all(encode_frame(MessageType.PUBLISH, 1, 0, {"topic": "a"}, b"x" * 100)[:50])
         while await peer.receive() is not None:
             pass
-        assert trio.current_time() <= 70
+        assert trio.current_time() - start >= 2 * INTERVAL
 
 
-async def test_a_peer_that_never_reads_is_bounded_and_then_dropped(a_broker, autojump_clock, caplog):
+async def test_a_peer_that_never_reads_is_bounded_and_then_dropped(a_broker, caplog):
     caplog.set_level("INFO", "qb")
-    async with a_broker(heartbeat_interval=30) as connect:
+    async with a_broker(heartbeat_interval=INTERVAL) as connect:
         peer = await connect()
         peer.stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         flood = b"".join(encode_frame(MessageType.HEARTBEAT, n) for n in range(10_000))
         with pytest.raises(trio.BrokenResourceError):
             while True:
                 await peer.stream.send_all(flood)
-    assert "has not read what it was sent for 60 s" in caplog.text  # the kernel fills its buffers in a time of its own
+    assert f"has not read what it was sent for {2 * INTERVAL:g} s" in caplog.text

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from pyspark_qb.read.source import stream_reader
 from pyspark_qb.read.source_columns import COLUMNS, full_schema
 from pyspark_qb.read.stream_reader import StreamReader
 from qb import BrokerClient
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -85,14 +85,6 @@ def written(spark: SparkSession, directory: Path) -> list[Any]:
 def values(rows: Iterable[Any]) -> list[int]:
     """Return the numbers in the bodies, sorted."""
     return sorted(int(row["value"]) for row in rows)
-
-
-def wait_until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Return when something holds that nobody announces."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it never came to hold"
-        time.sleep(0.02)
 
 
 def drop_oldest(client: BrokerClient, topic: str, body: bytes = b"x" * 500) -> int:

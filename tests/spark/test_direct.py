@@ -22,7 +22,8 @@ from qb import BrokerClient
 from qb.clients.protocol.fetch_requests import PartitionExtent
 from qb.core.wire.errors import LogDamaged
 from qb.storage.stages.transaction_records import ReservedPartition, TransactionRecord
-from tests.spark.source_tools import bodies, values, wait_until
+from tests.spark.source_tools import bodies, values
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,9 +24,9 @@ from tests.spark.source_tools import (
     run_available,
     stream,
     values,
-    wait_until,
     written,
 )
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

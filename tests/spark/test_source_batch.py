@@ -17,7 +17,8 @@ from pyspark_qb.read.filters import PushedFilters, push
 from pyspark_qb.read.query_offsets import OffsetRange, TopicPartition
 from pyspark_qb.spark_options import Address
 from qb import BrokerClient
-from tests.spark.source_tools import bodies, values, wait_until
+from tests.spark.source_tools import bodies, values
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,7 +19,8 @@ from qb.storage.files import CannotOpen
 from qb.storage.local_engine import LocalEngine
 from qb.storage.verification import verify
 from tests.support.brokers import ROOT
-from tests.support.stores import NOON, Clock, everything, open_engine, opened, running, store, until
+from tests.support.stores import NOON, Clock, everything, open_engine, opened, running, store
+from tests.support.waiting import until
 
 
 async def test_a_topic_is_there_after_a_restart_as_it_was_asked_for(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import trio.testing
 from qb.core.wire.errors import DiskFull, Internal, ShuttingDown
 from qb.storage.engine import MetadataEntry, VersionConflict
 from qb.storage.metadata_store import MetadataStore
-from tests.support.stores import until
+from tests.support.waiting import until
 
 
 @asynccontextmanager

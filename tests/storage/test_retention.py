@@ -15,7 +15,8 @@ from qb.storage.log.retention import ClosedSegment, droppable
 from qb.storage.log.sealed_batches import walk
 from qb.storage.log.segment import reader
 from qb.storage.maintenance import drop_expired, sweep
-from tests.support.stores import HOUR, Clock, everything, indexes, logs, opened, store, until
+from tests.support.stores import HOUR, Clock, everything, indexes, logs, opened, store
+from tests.support.waiting import until
 
 HOURLY = [ClosedSegment(100, hour * HOUR) for hour in range(1, 6)]
 

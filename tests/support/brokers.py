@@ -43,6 +43,12 @@ def free_port() -> int:
             pass
 
 
+def server_command(data_dir: Path) -> list[str]:
+    """Return the command of a server with the binary door alone, on any free port."""
+    ports = [word for door in ("", "json-", "http-") for word in (f"--{door}port", "0")]
+    return [sys.executable, str(ROOT / "server.py"), *ports, "--data-dir", str(data_dir)]
+
+
 class BrokerProcess:
     """`python server.py` on a free port, with a data directory of its own; other doors only if they are asked for."""
 

@@ -58,12 +58,6 @@ def numbered(first: int, end: int) -> list[bytes]:
     return [b"%d" % number for number in range(first, end)]
 
 
-def until(condition: Callable[[], object]) -> None:
-    """Ask a broker again and again; the test's time-out is the bound."""
-    while not condition():
-        pass
-
-
 def lag(client: BrokerClient, subscription_id: str = "s") -> int:
     found: int = client.describe_subscription(subscription_id)["lag"]
     return found

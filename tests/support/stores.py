@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -147,9 +147,3 @@ def logs(directory: Path) -> list[Path]:
 
 def indexes(directory: Path) -> list[Path]:
     return sorted(partition(directory).glob("*.idx"))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Return when the condition holds, for what happens in the background and tells nobody."""
-    while not condition():  # noqa: ASYNC110 (there is no event; the test's time-out bounds it)
-        await trio.sleep(0.005)

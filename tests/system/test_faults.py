@@ -6,8 +6,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +15,9 @@ import pytest
 
 from qb.core.wire.frames import MessageType, encode_frame
 from qb.storage.verification import verify
-from tests.support.brokers import ROOT, BrokerProcess
+from tests.support.brokers import BrokerProcess, server_command
 from tests.support.peers import Peer, stored_messages
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
@@ -336,12 +335,14 @@ def flip_a_byte(path: Path, position: int) -> None:
 
 def wait_for_damage(peer: Peer, topic: str) -> str:
     """Return the reason that the broker gives once it has found the damage."""
-    while True:
-        log = peer.call("describe_topic", topic=topic)["logs"][0]
-        if log["status"] == "damaged":
-            return str(log["reason"])
-        assert log["status"] == "ok"
-        time.sleep(0.01)
+
+    def log() -> dict[str, Any]:
+        found: dict[str, Any] = peer.call("describe_topic", topic=topic)["logs"][0]
+        assert found["status"] in ("ok", "damaged")
+        return found
+
+    wait_until(lambda: log()["status"] == "damaged")
+    return str(log()["reason"])
 
 
 @pytest.mark.parametrize("which", ["first", "middle"])
@@ -514,7 +515,7 @@ def test_a_torn_tail_of_zeros_or_noise_is_cut(start_broker):
 
 
 def second_broker(data_dir: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "server.py"), "--port", "0", "--json-port", "0", "--data-dir", str(data_dir)]
+    command = server_command(data_dir)
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
 

@@ -6,7 +6,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from qb import BrokerClient
 from tests.support.brokers import ROOT, BrokerProcess
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(60)]
 
@@ -82,12 +82,6 @@ def crowd(tmp_path: Path, broker: BrokerProcess) -> Iterator[Crowd]:
     crowd = Crowd(tmp_path, broker.port)
     yield crowd
     crowd.kill_all()
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    """The test's own time-out bounds it."""
-    while not condition():
-        time.sleep(0.05)
 
 
 def wait_until_shared(client: BrokerClient, members: int) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import subprocess
-import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +15,9 @@ import pytest
 from qb import BrokerClient, BrokerUnavailable, Offsets, PublishFailed
 from qb.core.wire.frames import Frame, MessageType, encode_frame
 from qb.storage.verification import verify
-from tests.support.brokers import ROOT, BrokerProcess
+from tests.support.brokers import BrokerProcess, server_command
 from tests.support.peers import Peer
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(240)]
 
@@ -379,11 +378,9 @@ def come_and_go(
 
 def kill_while_it_recovers(data_dir: Path) -> None:
     """Start a broker and kill it as soon as it owns the directory: then its recovery is under way."""
-    command = [sys.executable, str(ROOT / "server.py"), "--port", "0", "--json-port", "0", "--data-dir", str(data_dir)]
+    command = server_command(data_dir)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        while (data_dir / "lock").read_text() != f"{process.pid}\n":
-            assert process.poll() is None
-            time.sleep(0.0005)
+        wait_until(lambda: (data_dir / "lock").read_text() == f"{process.pid}\n")
         process.kill()
 
 
