@@ -13,8 +13,8 @@ from qb.core.wire.errors import Internal
 from qb.storage.stages.transaction_records import KEY
 from tests.support.brokers import Doors
 from tests.support.peers import TrioPeer
-from tests.support.stores import until
 from tests.support.transaction_peers import Staging, begin, bodies, commit
+from tests.support.waiting import until
 
 PATIENCE = "qb.core.transactions.unfinished_transactions.PATIENCE"
 

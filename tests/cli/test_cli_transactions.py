@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable
 
 import msgspec
@@ -15,6 +14,7 @@ from qb.core.wire.frames import MessageType
 from tests.support.brokers import BrokerProcess
 from tests.support.peers import Peer
 from tests.support.transaction_peers import data
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.process
 Run = Callable[..., tuple[int, str]]
@@ -47,10 +47,7 @@ def test_a_transaction_that_cannot_be_finished_is_shown_and_abandoned(broker: Br
         (broker.data_dir / "staged" / f"{stage}.log").write_bytes(b"")
         commit = msgspec.json.encode({"transaction": "x", "stages": [{"stage": stage, "messages": 1}]})
         peer.send(MessageType.REQUEST, 2, commit, method="commit_transaction")
-        deadline = time.monotonic() + 20
-        while not qb("show", "x")[1].startswith("x: unfinished"):
-            assert time.monotonic() < deadline
-
+        wait_until(lambda: qb("show", "x")[1].startswith("x: unfinished"))
         assert [each["transaction"] for each in json.loads(qb("list", "--json")[1])["unfinished"]] == ["x"]
         code, text = qb("finish", "x")
         assert (code, text.startswith("qb: transaction 'x' is committed but not visible yet")) == (1, True)
