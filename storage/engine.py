@@ -95,8 +95,8 @@ class LogState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Called in the event loop with runs that were given with it, one after another, and None and their append time in ms,
-# or why nothing of them was kept. What it returns is called when the whole batch has been answered:
-# all answers of a batch are made first, and sent then, which is quicker than one after the other.
+# or why nothing of them was kept. What it returns is called when all runs of the same step have been answered: all
+# answers of a step are made first, and sent then, which is quicker than one after the other.
 Done = Callable[[Sequence[AppendRun], BrokerError | None, int], Callable[[], None] | None]
 
 
@@ -139,16 +139,13 @@ class PartitionLog(Protocol):
         """
 
     def release(self) -> None:
-        """Move the visible end to the durable one, and go on moving it. Watchers are notified by notify_watchers()."""
-
-    def notify_watchers(self) -> None:
-        """Notify the watchers. Apart from release(): they may read at once, so all logs must be released before."""
+        """Move the visible end to the durable one, and go on moving it. Watchers are called after this step."""
 
     def append(self, run: AppendRun, done: Done) -> None:
         """Take a run into the batch that is gathering. Does not block; `done` tells what became of it.
 
-        Runs that follow each other in a batch, and whose `done` are equal, are told of in one call. Raises LogDamaged,
-        LogPoisoned.
+        Runs that follow each other in a batch, and whose `done` are equal, are told of in one call. `done` is never
+        called inside append(), but when storage has finished its own step. Raises LogDamaged, LogPoisoned.
         """
 
     async def wait_for_room(self) -> None:
@@ -185,7 +182,10 @@ class PartitionLog(Protocol):
         """Return the log as tools see it."""
 
     def watch(self, moved: Callable[[], None]) -> Callable[[], None]:
-        """Call `moved` in the event loop when the visible end has moved or the log is deleted; returns how to stop."""
+        """Call `moved` in the event loop when the visible end has moved or the log is deleted; returns how to stop.
+
+        It is called when storage has finished its own step, and once for all that has moved in it.
+        """
 
 
 Where = tuple[str, int]  # topic, partition
@@ -243,7 +243,7 @@ class StageLog(Protocol):
         """
 
     def when_durable(self, done: Settled) -> None:
-        """Tell when all that was taken so far is durable, or why it is not: now, if nothing is on its way."""
+        """Tell when all that was taken so far is durable, or why it is not: soon, if nothing is on its way."""
 
     async def read(self, position: int, max_bytes: int) -> tuple[Sequence[StagedMessages], int]:
         """Return messages from a position on (0: the front), and the position behind them; none at the end.

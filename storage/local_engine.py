@@ -26,6 +26,7 @@ from qb.core.wire.errors import (
 )
 from qb.storage import maintenance as background
 from qb.storage.commit.commit_step import CommitSteps
+from qb.storage.commit.completions import Completions
 from qb.storage.commit.sync_pace import SyncPace
 from qb.storage.commit.writer_threads import WriterThreads
 from qb.storage.engine import CommitStep, Metadata, RecoveryReport, Topic
@@ -77,20 +78,20 @@ class LocalEngine:
     def __init__(self, settings: EngineSettings, clock: Callable[[], int], lock: int) -> None:
         """Use open()."""
         data_dir = Path(settings.data_dir)
-        self._metadata = MetadataStore(data_dir / "metadata.sqlite3")
+        self._completions = Completions()
+        self._metadata = MetadataStore(data_dir / "metadata.sqlite3", self._completions)
         self.metadata: Metadata = self._metadata
         self.durability = "fsynced" if settings.fsync_on_write else "written"
         self._settings = settings
         self._lock = lock
         self._files = OpenFiles()
         self._directories = TopicDirectories(data_dir / "topics")
-        self._writers = WriterThreads("writer", WRITERS)
+        self._writers = WriterThreads("writer", WRITERS, self._completions)
         memory, reads = RecentMemory(settings.tail_bytes), LastReads(settings.tail_bytes // 4)
         self.measures = Measures()
-        self._commit_steps = CommitSteps()
-        self._shared = LogContext(
-            settings, clock, self._files, self._writers, memory, reads, self.measures, self._commit_steps, SyncPace()
-        )
+        self._commit_steps = CommitSteps(self._completions)
+        shared = self._files, self._writers, memory, reads, self.measures, self._commit_steps, self._completions
+        self._shared = LogContext(settings, clock, *shared, SyncPace())
         self._stages = LocalStages(data_dir / "staged", self._shared)
         self._kept: dict[str, OpenTopic] = {}
         self._topics: dict[str, Topic] = {}  # the same without the logs, at hand for every publish
@@ -328,9 +329,10 @@ class LocalEngine:
             while self._writers.busy:
                 await self._writers.deliver()
             await self._metadata.finish()
-        for _, log in self._logs():
-            log.abandon(ShuttingDown("the broker is about to exit"))
-        self._stages.abandon(ShuttingDown("the broker is about to exit"))
+        with self._completions:
+            for _, log in self._logs():
+                log.abandon(ShuttingDown("the broker is about to exit"))
+            self._stages.abandon(ShuttingDown("the broker is about to exit"))
         await trio.to_thread.run_sync(self._stop_threads)
 
     def _stop_threads(self) -> None:

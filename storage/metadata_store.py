@@ -17,6 +17,7 @@ import msgspec
 import trio
 
 from qb.core.wire.errors import BrokerError, DiskFull, Internal, ShuttingDown
+from qb.storage.commit.completions import Completions
 from qb.storage.commit.writer_threads import WriterThreads
 from qb.storage.engine import MetadataEntry, VersionConflict
 from qb.storage.files import PRIVATE_FILE
@@ -41,16 +42,17 @@ class MetadataWrite(msgspec.Struct, eq=False):
 class MetadataStore:
     """Implements qb.storage.engine.Metadata. All methods but write_now() belong to the event loop."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, completions: Completions) -> None:
         """Open the database and read all of it. Blocks. Raises sqlite3.Error."""
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE))
+        self._completions = completions
         self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=FULL")
         self._database.execute("CREATE TABLE IF NOT EXISTS entries(key TEXT PRIMARY KEY, value TEXT, version INTEGER)")
         rows = self._database.execute("SELECT key, value, version FROM entries")
         self._entries = {key: MetadataEntry(msgspec.json.decode(value), version) for key, value, version in rows}
-        self._writer = WriterThreads("metadata", 1)
+        self._writer = WriterThreads("metadata", 1, completions)
         self._pending: list[MetadataWrite] = []
         self._lagging: dict[
             str, MetadataWrite
@@ -90,7 +92,7 @@ class MetadataStore:
 
     def put_then(self, values: Mapping[str, Any], done: Callable[[BrokerError | None], None]) -> None:
         if self._stopped:
-            done(ShuttingDown("the broker is about to exit"))
+            self._completions.add(partial(done, ShuttingDown("the broker is about to exit")))
             return
         self._give(MetadataWrite({key: msgspec.json.encode(value) for key, value in values.items()}, done=done))
 
@@ -136,10 +138,8 @@ class MetadataStore:
             self._some_lag.set()
         for write in writes:
             if write.done is not None:
-                try:
-                    write.done(write.outcome if isinstance(write.outcome, BrokerError) else None)
-                except Exception:
-                    logger.exception("the callback of a metadata write failed")
+                error = write.outcome if isinstance(write.outcome, BrokerError) else None
+                self._completions.add(partial(write.done, error))
 
     def _try_again(self, writes: Sequence[MetadataWrite], error: BaseException) -> None:
         logger.error("metadata could not be written: %s", error)

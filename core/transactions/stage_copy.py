@@ -123,8 +123,6 @@ class StageCopy:
         """Show all of it, in this one step of the event loop."""
         for destination in self._destinations.values():
             destination.log.release()
-        for destination in self._destinations.values():
-            destination.log.notify_watchers()
 
     def resume(self) -> None:
         """Hold the logs of a copy that was begun before the start, and look how far it has come."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from qb.storage.commit.completions import Completions
+
 
 class Committer(Protocol):
     """A log that has gathered runs for a batch."""
@@ -13,9 +15,13 @@ class Committer(Protocol):
 
 
 class CommitSteps:
-    """One step of the event loop, if it was announced: `with commit_step(idle): ...`; nothing may be awaited in it."""
+    """One step of the event loop, if it was announced: `with commit_step(idle): ...`; nothing may be awaited in it.
 
-    def __init__(self) -> None:
+    The completions of the step are run at its end, when all its commits have begun.
+    """
+
+    def __init__(self, completions: Completions) -> None:
+        self._completions = completions
         self._open = self._idle = False
         self.at_once = False  # was all that the last step gave made durable at its end?
         self._waiting: dict[Committer, None] = {}
@@ -25,16 +31,22 @@ class CommitSteps:
         return self
 
     def __enter__(self) -> CommitSteps:
+        self._completions.__enter__()
         self._open, self.at_once = True, False
         return self
 
     def __exit__(self, *_: object) -> None:
         self._open = False
-        if self._waiting:
-            waiting, self._waiting = self._waiting, {}
-            alone = self._idle and len(waiting) == 1
-            for each in waiting:
-                self.at_once = each.commit(alone=alone)
+        try:
+            self._commit()
+        finally:
+            self._completions.__exit__()
+
+    def _commit(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        alone = self._idle and len(waiting) == 1
+        for each in waiting:
+            self.at_once = each.commit(alone=alone)
 
     def commit(self, committer: Committer) -> None:
         """Have a log commit at the end of the step, or now if none was announced."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import time
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
 from qb.core.wire.errors import BrokerError
+from qb.storage.commit.completions import Completions
 from qb.storage.engine import AppendRun, Done
 from qb.storage.signals import Signal
-
-logger = logging.getLogger(__name__)
 
 
 class WaitingRun(NamedTuple):
@@ -71,17 +70,7 @@ class PendingRuns:
         return taken
 
 
-def answer(waiting: list[WaitingRun], error: BrokerError | None, append_ms: int) -> None:
-    """Answer each publisher for its runs; when all are answered, do what they want done then."""
-    afterwards = []
+def answer(completions: Completions, waiting: list[WaitingRun], error: BrokerError | None, append_ms: int) -> None:
+    """Queue the call of each run's `done`; runs in a row that have the same one share a call."""
     for done, some in groupby(waiting, attrgetter("done")):
-        try:
-            afterwards.append(done([each.run for each in some], error, append_ms))
-        except Exception:
-            logger.exception("the answer to a publish failed")
-    for act in afterwards:
-        if act is not None:
-            try:
-                act()
-            except Exception:
-                logger.exception("the answer to a publish could not be sent")
+        completions.add(partial(done, [each.run for each in some], error, append_ms))

@@ -15,6 +15,8 @@ from typing import Any
 
 import trio
 
+from qb.storage.commit.completions import Completions
+
 logger = logging.getLogger(__name__)
 
 
@@ -42,8 +44,10 @@ class WriterThreads:
     to do it is always the same thread, whose caches are warm.
     """
 
-    def __init__(self, name: str, threads: int) -> None:
+    def __init__(self, name: str, threads: int, completions: Completions) -> None:
+        """Handing over results is a step, at the end of which `completions` are run."""
         self._name = name
+        self._completions = completions
         self._slots: list[WorkerSlot] = [WorkerSlot() for _ in range(threads)]
         self._idle: list[WorkerSlot] = []
         self._waiting: deque[Job] = deque()  # jobs that found all threads busy
@@ -98,16 +102,19 @@ class WriterThreads:
         """Wait until there are results and hand them over."""
         await trio.lowlevel.wait_readable(self._awake)
         os.read(self._awake, 4096)
-        while self._results:
-            finished, result, slot = self._results.popleft()
-            self.busy -= 1
-            slot.unfinished -= 1
-            if not slot.unfinished:
-                self._give_next(slot)
-            try:
-                finished(result)
-            except Exception:
-                logger.exception("a result could not be handed over")
+        with self._completions:
+            while self._results:
+                self._hand_over(*self._results.popleft())
+
+    def _hand_over(self, finished: Callable[[Any], None], result: Any, slot: WorkerSlot) -> None:
+        self.busy -= 1
+        slot.unfinished -= 1
+        if not slot.unfinished:
+            self._give_next(slot)
+        try:
+            finished(result)
+        except Exception:
+            logger.exception("a result could not be handed over")
 
     def stop(self, patience: float) -> None:
         """End the threads, waiting so long for each that is in the middle of something."""

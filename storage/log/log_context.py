@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from qb.core.wire.errors import LogDamaged
 from qb.storage.commit.commit_step import CommitSteps
+from qb.storage.commit.completions import Completions
 from qb.storage.commit.sync_pace import SyncPace
 from qb.storage.commit.writer_threads import WriterThreads
 from qb.storage.files import OpenFiles
@@ -40,6 +41,7 @@ class LogContext(NamedTuple):
     reads: LastReads
     measures: Measures
     commit_steps: CommitSteps
+    completions: Completions
     pace: SyncPace
 
 

@@ -20,6 +20,7 @@ import trio
 
 from qb.core.wire.errors import BrokerError, Internal, LogDamaged, LogPoisoned, OffsetOutOfRange, UnknownTopic
 from qb.storage.commit.batch_commit import BatchCommit, CommitQueue, CommittedBatch, FailedBatch, assemble, fault
+from qb.storage.commit.completions import Watchers
 from qb.storage.commit.pending_runs import PendingRuns, WaitingRun, answer
 from qb.storage.commit.writer_threads import WorkerSlot, result_of
 from qb.storage.engine import AppendRun, Done, LogState, ProducerRange, StoredChunk
@@ -74,7 +75,7 @@ class LocalLog:
         self._is_stuck = False  # is something being written whose waiters were answered already?
         self._indexing = False  # are entries of the index being written?
         self._idle = Signal()
-        self._watchers: dict[object, Callable[[], None]] = {}
+        self._watchers = Watchers()
         self._refusal: BrokerError | None = None  # poisoned, deleted or shut down: why nothing is appended any more
         health.damage = health.damage or found.damage
 
@@ -104,6 +105,7 @@ class LocalLog:
     def release(self) -> None:
         self._held, self._held_reason = False, None
         self._end_offset = self._durable_offset
+        self._shared.completions.notify(self._watchers)
 
     @property
     def closed_segments(self) -> list[Segment]:
@@ -138,13 +140,7 @@ class LocalLog:
         )
 
     def watch(self, moved: Callable[[], None]) -> Callable[[], None]:
-        token = object()
-        self._watchers[token] = moved
-
-        def stop() -> None:
-            self._watchers.pop(token, None)
-
-        return stop
+        return self._watchers.add(moved)
 
     # Appending
 
@@ -223,16 +219,13 @@ class LocalLog:
         if isinstance(result, CommittedBatch):
             self._writing.remove(pending)
             self._advance(result)
+            self._take_in(result)
             if self._gathering:
-                self._take_in(result)
-                self.commit()  # first, so that the disk works while the answers are given
-                answer(pending.waiting, None, result.batch.append_ms)
-            else:
-                answer(pending.waiting, None, result.batch.append_ms)
-                self._take_in(result)
-            self._count(pending.waiting, result)
+                self.commit()  # now, so that the disk works while the answers are given
+            self._answer(pending.waiting, None, result.batch.append_ms)
             if not self._held:
-                self.notify_watchers()
+                self._shared.completions.notify(self._watchers)
+            self._count(pending.waiting, result)
         else:
             self._fail(result)
         if not self._writing:
@@ -241,7 +234,10 @@ class LocalLog:
     def _fail(self, failure: FailedBatch | BaseException, waiting: Sequence[WaitingRun] = ()) -> None:
         """Refuse these, and all else that waits, being written or not."""
         error = self._take_back(failure)
-        answer([*self._drop_pending(error), *waiting, *self._gathering.take()], error, 0)
+        self._answer([*self._drop_pending(error), *waiting, *self._gathering.take()], error, 0)
+
+    def _answer(self, waiting: list[WaitingRun], error: BrokerError | None, append_ms: int) -> None:
+        answer(self._shared.completions, waiting, error, append_ms)
 
     def _drop_pending(self, error: BrokerError) -> list[WaitingRun]:
         """Stop waiting for what is being written, and let nothing begin that is not; returns the waiting runs."""
@@ -261,13 +257,6 @@ class LocalLog:
             measures.sync_seconds.observe(committed.sync_seconds)
         now = time.perf_counter()
         measures.ack_seconds.observe(*[now - waiting.since for waiting in answered])
-
-    def notify_watchers(self) -> None:
-        for moved in list(self._watchers.values()):
-            try:
-                moved()
-            except Exception:
-                logger.exception("%s/%d: a watcher failed", self.topic, self.partition)
 
     def _advance(self, committed: CommittedBatch) -> None:
         """Make a durable batch part of the log, and visible unless the end is held."""
@@ -314,13 +303,13 @@ class LocalLog:
         self._refusal = error
         given_back = self._gathering.take()
         self._next_offset -= sum([len(waiting.run.positions) for waiting in given_back])
-        answer(given_back, error, 0)
+        self._answer(given_back, error, 0)
 
     def abandon(self, error: BrokerError) -> None:
         """Answer also for what is being written: its result will not be waited for."""
         self.refuse(error)
         self._is_stuck = bool(self._writing)
-        answer(self._drop_pending(error), error, 0)
+        self._answer(self._drop_pending(error), error, 0)
         self._idle.set()
 
     def tidy(self) -> None:
@@ -344,8 +333,7 @@ class LocalLog:
             self._shared.files.forget(segment.log_path, segment.index_path)
         self._shared.memory.drop(self._tail)
         self._shared.reads.drop(self)
-        self.notify_watchers()
-        self._watchers.clear()
+        self._shared.completions.notify(self._watchers)
 
     def drop_first(self, count: int) -> list[Segment]:
         """Take the oldest closed segments out of the log; returns them, for their files to be deleted."""

@@ -93,7 +93,11 @@ class LocalStage:
         if self._writing:
             self._add(_Waiting(None, done))
         else:
-            done(self.failure, self._shared.clock())
+            self._answer([_Waiting(None, done)], self.failure, self._shared.clock())
+
+    def _answer(self, waiting: Iterable[_Waiting], error: BrokerError | None, append_ms: int) -> None:
+        for _, done in waiting:
+            self._shared.completions.add(partial(done, error, append_ms))
 
     def _add(self, waiting: _Waiting) -> None:
         self._waiting.append(waiting)
@@ -120,7 +124,7 @@ class LocalStage:
         else:
             error = self._take_back(result)
             answered += self._give_up_waiting()
-        _answer(answered, error, writing.append_ms)
+        self._answer(answered, error, writing.append_ms)
         self._changed.set()
 
     def _take_in(self, pieces: Sequence[StagePiece], size: int) -> None:
@@ -165,22 +169,14 @@ class LocalStage:
         self.failure = error
         answered = self._writing + self._give_up_waiting()
         self._writing = []
-        _answer(answered, error, 0)
+        self._answer(answered, error, 0)
 
     async def end(self, error: BrokerError) -> None:
         """Take nothing more; returns when nothing is being written."""
         self.failure = error
-        _answer(self._give_up_waiting(), error, 0)
+        self._answer(self._give_up_waiting(), error, 0)
         while self._writing:
             await self._changed.wait()
-
-
-def _answer(answered: Iterable[_Waiting], error: BrokerError | None, append_ms: int) -> None:
-    for _, done in answered:
-        try:
-            done(error, append_ms)
-        except Exception:
-            logger.exception("the answer to a STAGE failed")
 
 
 class LocalStages:

@@ -14,6 +14,7 @@ import trio
 import trio.testing
 
 from qb.core.wire.errors import DiskFull, Internal, ShuttingDown
+from qb.storage.commit.completions import Completions
 from qb.storage.engine import MetadataEntry, VersionConflict
 from qb.storage.metadata_store import MetadataStore
 from tests.support.waiting import until
@@ -21,7 +22,7 @@ from tests.support.waiting import until
 
 @asynccontextmanager
 async def opened(directory: Path) -> AsyncIterator[MetadataStore]:
-    metadata = MetadataStore(directory / "metadata.sqlite3")
+    metadata = MetadataStore(directory / "metadata.sqlite3", Completions())
     metadata.start()
     try:
         async with trio.open_nursery() as nursery:
@@ -197,6 +198,8 @@ async def test_after_the_end_writes_are_refused(tmp_path: Path) -> None:
         await metadata.put("k", 1)
     told: list[Any] = []
     metadata.put_then({"k": 1}, told.append)
+    assert told == [], "never inside the call"
+    await trio.testing.wait_all_tasks_blocked()
     assert [type(error) for error in told] == [ShuttingDown]
 
 

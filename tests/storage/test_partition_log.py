@@ -11,6 +11,7 @@ import pytest
 import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from trio.testing import wait_all_tasks_blocked
 
 from qb.core.wire.errors import OffsetOutOfRange
 from qb.core.wire.frames import MessageType, frame_length
@@ -102,8 +103,8 @@ async def test_nothing_behind_a_held_end_is_seen_until_it_is_released(
             await log.read(3, max_bytes)
         assert told == []
         log.release()
-        assert (log.end_offset, told) == (7, [])
-        log.notify_watchers()
+        assert (log.end_offset, told) == (7, []), "watchers are called after the step, when all logs are released"
+        await wait_all_tasks_blocked()
         assert told == [7]
         assert await log.offset_for_time(clock.now) == 2
         assert (await everything(log, max_bytes))[2:] == [b"held %d" % number for number in range(5)]

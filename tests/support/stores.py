@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -147,3 +148,18 @@ def logs(directory: Path) -> list[Path]:
 
 def indexes(directory: Path) -> list[Path]:
     return sorted(partition(directory).glob("*.idx"))
+
+
+# The modules of storage that run what was queued, and the tasks that they run it in.
+RUNNERS = {"completions.py", "commit_step.py", "writer_threads.py", "local_engine.py", "faults.py"}
+
+
+def storage_at_work() -> set[str]:
+    """Return the modules of storage that are in the middle of something on this stack."""
+    frame, found = sys._getframe(1), set()
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        if "storage" in path.parts and "tests" not in path.parts and path.name not in RUNNERS:
+            found.add(path.name)
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
