@@ -20,7 +20,7 @@ from qb.cli.commands.subscription_commands import PLACE, place
 from qb.cli.message_output import show_message
 from qb.cli.output import log_to_standard_error
 from qb.clients.blocking.client import BrokerClient
-from qb.clients.blocking.subscriber import Subscriber
+from qb.clients.blocking.subscribing.subscriber import Subscriber
 from qb.clients.protocol.client_errors import BrokerUnavailable
 from qb.clients.protocol.message import Message
 from qb.core.wire.value_kinds import INTEGER

@@ -7,9 +7,11 @@ from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 from qb.clients.protocol import publish_frames as publishing
 from qb.clients.protocol.publish_frames import PORTION, Body, BodyBatcher
 
+Bodies = Iterable[Body] | AsyncIterable[Body]
+
 
 async def portions(
-    bodies: Iterable[Body] | AsyncIterable[Body], overhead: int, limit: int, enough: int = PORTION
+    bodies: Bodies, overhead: int, limit: int, enough: int = PORTION
 ) -> AsyncGenerator[list[bytes], None]:
     """As qb.clients.protocol.publish_frames.portions, for asynchronous iterables too."""
     if not isinstance(bodies, AsyncIterable):

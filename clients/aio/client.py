@@ -1,34 +1,44 @@
-"""AsyncBrokerClient, for trio."""
+"""The client of a broker."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any
 
-import trio
-
-from qb.clients.aio.body_batches import portions
-from qb.clients.aio.joined import AsyncJoinedSubscribers
+from qb.clients.aio.background import AsyncBackground
+from qb.clients.aio.body_batches import Bodies, portions
 from qb.clients.aio.link import AsyncLink
 from qb.clients.aio.offsets_and_groups import AsyncOffsetAndGroupMethods
+from qb.clients.aio.read_ahead import AsyncReadAhead
+from qb.clients.aio.subscribing.joined import AsyncJoinedSubscribers
 from qb.clients.aio.subscriptions import AsyncSubscriptionMethods
 from qb.clients.aio.transactions import AsyncTransactionMethods
+from qb.clients.aio.waiting import many_answers, now, one_answer, wait_for_answer
 from qb.clients.protocol.client_errors import QBError
 from qb.clients.protocol.conversation import Conversation, answer_of
+from qb.clients.protocol.forking import call_in_child
 from qb.clients.protocol.partition_spread import PartitionSpread, TopicRoutes, check_keys
 from qb.clients.protocol.publish_frames import Body, PublishForm, as_bytes, check_size, form_of
 from qb.clients.protocol.publish_tally import PublishTally
 from qb.clients.protocol.receipts import Offsets, Receipt
+from qb.clients.protocol.unacked_publishes import UnackedBatch
 from qb.core.wire.frames import Frame
+
+Send = Callable[[PublishForm, Sequence[bytes]], Awaitable[UnackedBatch]]  # on the link that a publish_many began with
 
 
 class AsyncBrokerClient(AsyncSubscriptionMethods, AsyncOffsetAndGroupMethods, AsyncTransactionMethods):
-    """A broker, for any number of tasks of one trio run; as BrokerClient, which see.
+    """A broker, for any number of tasks of one trio run. Every method may wait for up to `request_timeout` seconds.
 
-    A call that is cancelled leaves the client usable. A publish that is cancelled may or may not be stored. In a child
-    of os.fork() a client that was opened before raises UsedAfterFork, and to leave it there does nothing.
+    Connects at the first use and again, by itself, whenever the connection is lost. Calls made meanwhile wait for
+    it and raise BrokerUnavailable when it takes too long. `idempotent` publishes that were on their way are sent
+    again and are never stored twice; without it they raise PublishUncertain. A refusal raises RequestRefused or one
+    of its subclasses.
+    A call that is cancelled leaves the client usable; a publish that is cancelled may or may not be stored.
+
+    In a child of os.fork() a client that was opened before raises UsedAfterFork, and to leave it does nothing.
     """
 
     def __init__(
@@ -43,10 +53,31 @@ class AsyncBrokerClient(AsyncSubscriptionMethods, AsyncOffsetAndGroupMethods, As
     ) -> None:
         self.host, self.port, self.client_id = host, port, client_id
         self._request_timeout = request_timeout
-        self._conversation = Conversation(client_id, idempotent=idempotent)
+        self._heartbeat_interval, self._idempotent = heartbeat_interval, idempotent
         self._routes = TopicRoutes()
-        self._link = AsyncLink(host, port, self._conversation, heartbeat_interval=heartbeat_interval)
-        self._handling = self._link.listener = AsyncJoinedSubscribers(self._link, self._conversation, request_timeout)
+        self._begin()
+        call_in_child(self, AsyncBrokerClient._begin_in_child)
+
+    def _begin(self) -> None:
+        """Start out without a connection, a producer id and anything in flight."""
+        self._conversation = Conversation(self.client_id, idempotent=self._idempotent)
+        self._background = AsyncBackground()
+        self._link = AsyncLink(
+            self.host,
+            self.port,
+            self._conversation,
+            self._background,
+            heartbeat_interval=self._heartbeat_interval,
+        )
+        self._read_ahead = AsyncReadAhead(self._link, self._ask_for)
+        self._handling = self._link.listener = AsyncJoinedSubscribers(
+            self._link, self._conversation, self._background, self._request_timeout
+        )
+
+    def _begin_in_child(self) -> None:
+        """In a child of fork(): begin anew, unless what was opened stays the parent's."""
+        if self._link.may_begin_anew:
+            self._begin()
 
     @property
     def max_message_size(self) -> int:
@@ -66,13 +97,13 @@ class AsyncBrokerClient(AsyncSubscriptionMethods, AsyncOffsetAndGroupMethods, As
     async def disconnect(self) -> None:
         """Leave all subscriptions and end the connection; a later call connects anew.
 
-        Calls of other tasks that are on their way raise. In a handler it returns at once, and the rest happens when the
-        handler has returned.
+        Calls of other tasks that are on their way raise. In a handler it returns at once, and the rest happens when
+        the handler has returned.
         """
         if self._link.inherited:
             return
         if self._handling.runs_the_caller:
-            trio.lowlevel.spawn_system_task(self._disconnect)
+            self._background.start("qb disconnects", self._disconnect, finish=True)
         else:
             await self._disconnect()
 
@@ -134,9 +165,9 @@ class AsyncBrokerClient(AsyncSubscriptionMethods, AsyncOffsetAndGroupMethods, As
 
     async def ping(self) -> float:
         """Return the seconds that a round trip to the broker takes."""
-        started = trio.current_time()
+        started = now()
         await self._ask(self._conversation.ping)
-        return trio.current_time() - started
+        return now() - started
 
     async def publish(
         self,
@@ -152,15 +183,16 @@ class AsyncBrokerClient(AsyncSubscriptionMethods, AsyncOffsetAndGroupMethods, As
 
         Raises PublishUncertain if the answer is lost for good.
         """
-        form, body = form_of(topic, partition, key, properties, timestamp_ms), as_bytes(data)
+        form = form_of(topic, partition, key, properties, timestamp_ms)
+        body = data if type(data) is bytes else as_bytes(data)
         check_size(body, self._conversation.max_message_size)
-        deadline, answered = self._deadline(), trio.Semaphore(0)
-        batch = await self._link.publish(form, (body,), answered, deadline)
+        link, deadline, answered = self._link, self._deadline(), one_answer()
+        batch = await link.publish(form, (body,), answered, deadline)
         try:
-            with trio.CancelScope(deadline=deadline):
-                await answered.acquire()
+            await link.wait(answered, deadline)
         finally:
-            self._link.abandon(batch)
+            if batch.left:
+                link.abandon(batch)
         return batch.receipt(topic)
 
     async def publish_text(
@@ -179,7 +211,7 @@ class AsyncBrokerClient(AsyncSubscriptionMethods, AsyncOffsetAndGroupMethods, As
     async def publish_many(
         self,
         topic: str,
-        bodies: Iterable[Body] | AsyncIterable[Body],
+        bodies: Bodies,
         partition: int | None = None,
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
@@ -189,24 +221,34 @@ class AsyncBrokerClient(AsyncSubscriptionMethods, AsyncOffsetAndGroupMethods, As
     ) -> Offsets:
         """Store the bodies in order, many in flight at once, and return their offsets: a compact sequence of ints.
 
-        The bodies may come from an asynchronous iterable too; for the rest see BrokerClient.publish_many. If
-        cancelled, what is on its way may or may not be stored.
+        `key` is the key of all of them; `keys` gives each its own. In a topic with several partitions, bodies with a
+        key go where it belongs and the others take turns, unless all go to one `partition`; see Offsets.partitions.
+        The bodies may come from a generator, sync or async: no more of them are held than are in flight. Stops at the
+        first failure and raises, once all that is on its way is settled: PublishFailed (see its `index` and `stored`),
+        or PublishUncertain, or unchanged what the iterable itself raised.
         """
         form = PublishForm(topic, partition, key, properties, timestamp_ms)
         check_keys(partition, key, keys)
         await self._link.open(self._deadline(), patient=True)  # to know the broker's size limit
-        tally, answered = PublishTally(), trio.Semaphore(0)
+        tally, answered, link = PublishTally(), many_answers(), self._link
         count = await self._partitions_of(topic) if partition is None and key is None else 1
+
+        async def send(form: PublishForm, bodies: Sequence[bytes]) -> UnackedBatch:
+            return await link.publish(form, bodies, answered, self._deadline(), tally.check)
+
         try:
-            if count > 1 or keys is not None:
-                scatter = PartitionSpread(topic, count, self._routes, properties, timestamp_ms)
-                await self._scatter(scatter, bodies, keys, tally, answered)
-            else:
-                await self._send_many(form, bodies, tally, answered)
-            await self._settle(tally, answered)
+            with link.attended():
+                if count > 1 or keys is not None:
+                    scatter = PartitionSpread(topic, count, self._routes, properties, timestamp_ms)
+                    await self._scatter(scatter, bodies, keys, tally, send)
+                else:
+                    await self._send_many(form, bodies, tally, send)
+                patience = 0 if tally.hopeless else self._request_timeout
+                while tally.pending and await wait_for_answer(answered, patience):
+                    tally.collect()
         finally:
             for _, batch in tally.pending:
-                self._link.abandon(batch)
+                link.abandon(batch)
         return self._routes.checked(topic, tally)
 
     async def _partitions_of(self, topic: str) -> int:
@@ -218,19 +260,20 @@ class AsyncBrokerClient(AsyncSubscriptionMethods, AsyncOffsetAndGroupMethods, As
 
     async def _count_partitions(self, topic: str, expected: int = 1) -> int:
         """Return how many partitions a topic has; if fewer than expected were known, the broker is asked again."""
-        count = self._routes.partitions(topic, trio.current_time())
+        count = self._routes.partitions(topic, now())
         if count is None or count < expected:
-            count = (await self.describe_topic(topic)).get("partitions", 1)
-            self._routes.learn(topic, count, trio.current_time())
+            described = await self.describe_topic(topic)
+            count = described.get("partitions", 1)
+            self._routes.learn(topic, count, now())
         return count
 
     async def _scatter(
         self,
         scatter: PartitionSpread,
-        bodies: Iterable[Body] | AsyncIterable[Body],
+        bodies: Bodies,
         keys: Iterable[str | None] | None,
         tally: PublishTally,
-        answered: trio.Semaphore,
+        send: Send,
     ) -> None:
         """Send to several partitions until the bodies end or something fails, which is noted in the tally."""
         try:
@@ -239,36 +282,18 @@ class AsyncBrokerClient(AsyncSubscriptionMethods, AsyncOffsetAndGroupMethods, As
             async with aclosing(portions(bodies, scatter.overhead, limit, scatter.block_bytes)) as blocks:
                 async for block in blocks:
                     for _, indexes, form, some in scatter.pieces(block):
-                        batch = await self._link.publish(form, some, answered, self._deadline(), tally.check)
-                        tally.add(batch, indexes)
+                        tally.add(await send(form, some), indexes)
         except Exception as error:
             tally.fail(scatter.next_index, error)
 
-    async def _send_many(
-        self,
-        form: PublishForm,
-        bodies: Iterable[Body] | AsyncIterable[Body],
-        tally: PublishTally,
-        answered: trio.Semaphore,
-    ) -> None:
+    async def _send_many(self, form: PublishForm, bodies: Bodies, tally: PublishTally, send: Send) -> None:
         """Send until the bodies end or something fails, which is noted in the tally."""
         try:
             async with aclosing(portions(bodies, form.overhead, self._conversation.max_message_size)) as pieces:
                 async for portion in pieces:
-                    batch = await self._link.publish(form, portion, answered, self._deadline(), tally.check)
-                    tally.add(batch)
+                    tally.add(await send(form, portion))
         except Exception as error:
             tally.fail(tally.sent, error)
-
-    async def _settle(self, tally: PublishTally, answered: trio.Semaphore) -> None:
-        """Wait until everything sent is answered, or until nothing more comes."""
-        patience = 0 if tally.hopeless else self._request_timeout
-        while tally.pending:
-            with trio.move_on_after(patience) as scope:
-                await answered.acquire()
-            if scope.cancelled_caught:
-                return
-            tally.collect()
 
     async def _request(self, method: str, **arguments: Any) -> Any:
         return answer_of(await self._ask(lambda: self._conversation.request(method, arguments)))
@@ -277,4 +302,4 @@ class AsyncBrokerClient(AsyncSubscriptionMethods, AsyncOffsetAndGroupMethods, As
         return await self._link.ask(compose, self._deadline())
 
     def _deadline(self, seconds: float | None = None) -> float:
-        return trio.current_time() + (self._request_timeout if seconds is None else seconds)
+        return now() + (self._request_timeout if seconds is None else seconds)

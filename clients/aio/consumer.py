@@ -1,26 +1,29 @@
-"""AsyncConsumer, a member of a consumer group, for trio.
+"""A member of a consumer group.
 
-The same shape as qb.clients.blocking.consumer. The keeper is a system task, as the link's is, so that a consumer
-needs no nursery; nothing that happens to it escapes.
+In the background the keeper says what the member has to say and sends the fetches; the link hands in their answers; the
+caller takes the messages. Guards are entered in this order: those of the link, then the consumer's own, which is
+therefore never held while the link is called.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from itertools import islice
-from math import inf
 from types import TracebackType
 
-import trio
-
+from qb.clients.aio.background import AsyncBackground
+from qb.clients.aio.consumer_iteration import AsyncConsumerIteration
 from qb.clients.aio.link import AsyncLink
+from qb.clients.aio.waiting import AsyncGuard, checkpoint, now, shielded
 from qb.clients.consuming.assigned_partitions import AssignedPartition, PartitionProgress
 from qb.clients.consuming.consumer_options import checked_options
 from qb.clients.consuming.consumer_state import ConsumerRequest, ConsumerState
 from qb.clients.consuming.fetcher import Fetcher
-from qb.clients.protocol.client_errors import QBError, RequestRefused, RequestTimedOut, StaleGeneration
+from qb.clients.protocol.client_errors import QBError, RequestRefused, RequestTimedOut, StaleGeneration, UsedAfterFork
 from qb.clients.protocol.conversation import Conversation, answer_of
+from qb.clients.protocol.forking import call_in_child
 from qb.clients.protocol.message import Message
 from qb.core.wire.errors import PeerMisbehaved
 from qb.core.wire.frames import Frame
@@ -28,11 +31,16 @@ from qb.core.wire.frames import Frame
 log = logging.getLogger("qb.client")
 
 
-class AsyncConsumer:
-    """A member of a consumer group; as Consumer, which see. One task at a time may take messages.
+class AsyncConsumer(AsyncConsumerIteration):
+    """A member of a consumer group, with a connection of its own. Iterate it, poll() it, or run() a handler.
 
-    A call that is cancelled leaves the consumer usable. Leaving the `async with` block leaves the group even if
-    cancelled, which may take as long as the broker takes to answer.
+    A message counts as handled when the next one is asked for, or when the handler has returned. With `auto_commit`
+    what is handled is committed every so often, before a partition is given up, and on close(). Where the group has
+    committed nothing yet, it starts at the "earliest" or "latest" message, or at an offset. A lost connection and a
+    broker that restarts are survived; then, as after the death of a consumer, what was handled and not committed is
+    handled again. One task at a time may take messages. In a child of os.fork() an open consumer is the parent's:
+    its use raises UsedAfterFork, stop() and close() do nothing to the parent's.
+    A call that is cancelled leaves the consumer usable.
     """
 
     def __init__(
@@ -64,14 +72,28 @@ class AsyncConsumer:
         )
         self._options, self._request_timeout = options, request_timeout
         self._state = ConsumerState(options)
+        self._changed = AsyncGuard()  # guards the state and all below
         self._in_hand: PartitionProgress | None = None  # what is being iterated
-        self._changed = trio.lowlevel.ParkingLot()
         self._started = self._stopped = self._closed = False
         self._failure: Exception | None = None  # of the keeper: a fault of ours
+        self._ask: ConsumerRequest | None = None  # what the keeper says next
+        self._background = AsyncBackground()
         self._conversation = Conversation(client_id, idempotent=False)
         self._fetcher = Fetcher(self._state.holdings, self._conversation)
-        self._link = AsyncLink(host, port, self._conversation, heartbeat_interval=heartbeat_interval)
+        self._make_link = partial(
+            AsyncLink, host, port, self._conversation, self._background, heartbeat_interval=heartbeat_interval
+        )
+        self._link = self._make_link()
         self._link.listener = self
+        call_in_child(self, AsyncConsumer._disown)
+
+    def _disown(self) -> None:
+        """In a child of fork(): leave it to the parent if it was opened there."""
+        self._changed = AsyncGuard()
+        self._in_hand = None
+        if not self._started and not self._closed:
+            self._link = self._make_link()
+            self._link.listener = self
 
     # What callers do
 
@@ -84,35 +106,16 @@ class AsyncConsumer:
     ) -> None:
         await self.close()
 
-    def __aiter__(self) -> AsyncConsumer:
-        return self
-
-    async def __anext__(self) -> Message:
-        """Return the next message, waiting for it, until stop().
-
-        Raises BrokerUnavailable if there is no broker at first, UnknownTopic, BadName.
-        """
-        self._link.check_process()
-        while True:
-            if (held := self._in_hand) is not None:
-                held.handled = held.handed
-                if not held.stopped and trio.current_time() < self._state.sure_until:
-                    for message in held.messages:
-                        held.handed = message.offset + 1
-                        return message
-            self._in_hand = await self._next(inf)
-            if self._in_hand is None:
-                raise StopAsyncIteration
-
     async def poll(self, timeout: float = 1.0) -> list[Message]:
         """Return up to `max_poll_records` messages, waiting for the first; those of the last poll are handled now."""
         most, messages = self._options.max_poll_records, list[Message]()
-        held = await self._next(trio.current_time() + timeout)
+        held = await self._next(now() + timeout)
         while held is not None and len(messages) < most:
             messages += islice(held.messages, most - len(messages))
             if messages:
                 held.handed = messages[-1].offset + 1
-            held = self._state.take(trio.current_time()) if len(messages) < most else None
+            with self._changed:
+                held = self._state.take(now()) if len(messages) < most else None
         return messages
 
     async def run(self, handler: Callable[[Message], Awaitable[object]]) -> None:
@@ -125,9 +128,9 @@ class AsyncConsumer:
                 raise
 
     def stop(self) -> None:
-        """End iteration and run() at the next message."""
+        """End iteration and run() at the next message. For handlers, other threads and signal handlers."""
         self._stopped = True
-        self._changed.unpark_all()
+        self._changed.notify_soon()
 
     async def commit(self, message: Message | None = None) -> None:
         """Commit all that was handed out, the message in hand included, or one partition up to this message.
@@ -135,14 +138,13 @@ class AsyncConsumer:
         Returns when it is durable. Raises StaleGeneration if a partition is not ours any more, RequestTimedOut.
         """
         self._link.check_process()
-        wish = self._state.wish_commit(message)
-        self._changed.unpark_all()
-        try:
-            with trio.move_on_after(self._request_timeout):
-                while not (wish.settled or self._closed):
-                    await self._changed.park()
-        finally:
-            self._state.give_up_wish(wish)
+        with self._changed:
+            wish = self._state.wish_commit(message)
+            self._changed.notify_all()
+            try:
+                await self._changed.wait_for(lambda: wish.settled or self._closed, self._request_timeout)
+            finally:
+                self._state.give_up_wish(wish)
         if wish.error is not None:
             raise wish.error
         if not wish.settled:
@@ -150,29 +152,37 @@ class AsyncConsumer:
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from another offset of a partition that this consumer holds. Raises StaleGeneration if it does not."""
-        self._state.seek(AssignedPartition(topic, partition), offset)
-        self._changed.unpark_all()
+        self._link.check_process()
+        with self._changed:
+            self._state.seek(AssignedPartition(topic, partition), offset)
+            self._changed.notify_all()
 
     @property
     def assignment(self) -> list[AssignedPartition]:
         """The partitions that this consumer holds now, as (topic, partition)."""
-        return sorted(held.partition for held in self._state.holdings if not held.stopped)
+        self._link.check_process()
+        with self._changed:
+            return sorted(held.partition for held in self._state.holdings if not held.stopped)
 
     async def close(self) -> None:
         """Commit what is handled (with auto_commit; not what is in hand), leave the group and disconnect."""
         if self._link.inherited:
             return
-        self.stop()
-        self._state.leave()
-        patience = min(self._request_timeout, self._options.session_timeout)
-        with trio.CancelScope(shield=True):
-            if self._started:
-                with trio.move_on_after(patience):
-                    while self._link.up and not self._state.over and self._failure is None:
-                        await self._changed.park()
-            self._closed = True
-            self._changed.unpark_all()
+        with shielded():
+            await self._leave()
             await self._link.close()
+            await self._background.join()
+
+    async def _leave(self) -> None:
+        patience = min(self._request_timeout, self._options.session_timeout)
+        with self._changed:
+            self._stopped = True
+            self._state.leave()
+            self._changed.notify_all()
+            if self._started and not self._closed:
+                await self._changed.wait_for(lambda: self._state.over or self._failure or not self._link.up, patience)
+            self._closed = True
+            self._changed.notify_all()
 
     # Taking messages
 
@@ -180,84 +190,105 @@ class AsyncConsumer:
         if self._closed:
             raise RuntimeError("this consumer is closed: make a new one")
         if not self._started:
-            await self._link.open(trio.current_time() + self._request_timeout, patient=False)
+            await self._link.open(now() + self._request_timeout, patient=False)
             self._started = True
-            trio.lowlevel.spawn_system_task(self._keep, name=f"qb group {self._options.group_id}")
+            self._background.start(f"qb group {self._options.group_id}", self._keep)
 
     async def _next(self, deadline: float) -> PartitionProgress | None:
         """Count what is in hand as handled, and wait for the next partition with messages."""
         self._link.check_process()
         if not self._stopped:
             await self._start()
-        await trio.lowlevel.checkpoint()  # or a handler that never waits would keep the keeper from its work
-        self._state.holdings.finish()
-        self._in_hand = None
-        self._changed.unpark_all()
-        with trio.move_on_at(deadline):
+        await checkpoint()  # or a handler that never waits would keep the keeper from its work
+        with self._changed:
+            self._state.holdings.finish()
+            self._in_hand = None
+            self._changed.notify_all()
             while not self._stopped:
                 if self._failure is not None:
                     raise self._failure
-                if held := self._state.take(trio.current_time()):
+                if held := self._state.take(now()):
                     return held
-                await self._changed.park()
+                if (left := deadline - now()) <= 0:
+                    return None
+                await self._changed.wait(left)
         return None
 
     def _hand_back(self, message: Message) -> None:
         try:
             self.seek(message.topic, message.partition, message.offset)
-        except StaleGeneration:
-            pass  # whoever holds it now gets it
+        except (StaleGeneration, UsedAfterFork):
+            pass  # it belongs to another member, or to the parent of this process
 
     # What the keeper does
 
     async def _keep(self) -> None:
         try:
-            while not (self._state.over or self._closed):
-                await self._work()
+            while await self._wait_for_work():
+                await self._link.post(self._compose_fetches)
+                await self._say()
         except Exception as error:
-            self._failure = error
-        finally:
-            self._changed.unpark_all()
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
 
-    async def _work(self) -> None:
-        """Send what is due, or wait until something may be."""
-        now = trio.current_time()
-        if self._fetcher.is_due(now):
-            await self._link.post(lambda: self._fetcher.compose(trio.current_time()))
-        if ask := self._state.next_ask(now):
-            await self._say(ask, now)
-        elif not self._state.over and not self._fetcher.is_due(now):
-            with trio.move_on_at(self._state.due(now)):
-                await self._changed.park()
+    async def _wait_for_work(self) -> bool:
+        """Return True when there is something to send, False when it is over."""
+        with self._changed:
+            while not (self._state.over or self._closed):
+                time = now()
+                self._ask = self._state.next_ask(time)
+                if self._ask is not None or self._fetcher.is_due(time):
+                    return True
+                await self._changed.wait(self._state.due(time) - time)
+            self._changed.notify_all()
+            return False
 
-    async def _say(self, ask: ConsumerRequest, sent: float) -> None:
+    def _compose_fetches(self) -> bytes:
+        with self._changed:
+            return self._fetcher.compose(now())
+
+    async def _say(self) -> None:
+        """Send the request that is due, if there is one, and wait for its answer."""
+        ask, sent = self._ask, now()
+        if ask is None:
+            return
         try:
             deadline = sent + self._options.session_timeout
             answer = answer_of(await self._link.ask(lambda: self._conversation.request(*ask), deadline))
         except RequestRefused as error:
-            self._state.refused(ask, error, trio.current_time())
+            with self._changed:
+                self._state.refused(ask, error, now())
+                self._changed.notify_all()
         except (QBError, PeerMisbehaved):
-            self._state.unanswered(ask, trio.current_time())
+            with self._changed:
+                self._state.unanswered(ask, now())
+                self._changed.notify_all()
         else:
-            self._state.answered(ask, answer, sent)
-        self._changed.unpark_all()
+            with self._changed:
+                self._state.answered(ask, answer, sent)
+                self._changed.notify_all()
 
-    # What the link's task does
+    # What the link does
 
     def welcomed(self) -> list[bytes]:
         """For the link: a connection begins."""
-        self._fetcher.welcomed()
-        self._changed.unpark_all()
+        with self._changed:
+            self._fetcher.welcomed()
+            self._changed.notify_all()
         return []
 
     def pushed(self, frame: Frame) -> None:
-        """For the link: the answer to a fetch, or one that nobody waits for any more."""
-        if refusal := self._fetcher.answered(frame, trio.current_time()):
+        """For the link: the answer to a fetch, or one that no caller waits for any more."""
+        with self._changed:
+            refusal = self._fetcher.answered(frame, now())
+            self._changed.notify_all()
+        if refusal is not None:
             log.warning("group %s: %s", self._options.group_id, refusal)
-        self._changed.unpark_all()
 
     def lost(self) -> None:
         """For the link: the connection has ended."""
-        self._fetcher.lost()
-        self._state.connection_lost()
-        self._changed.unpark_all()
+        with self._changed:
+            self._fetcher.lost()
+            self._state.connection_lost()
+            self._changed.notify_all()

@@ -11,10 +11,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import trio
 
+from qb.clients.aio.background import AsyncBackground
 from qb.clients.protocol.client_errors import ConnectionLost, QBError
 from qb.clients.protocol.conversation import (
     BytesToSend,
@@ -41,17 +43,18 @@ T = TypeVar("T")
 
 
 class AsyncPendingCall:
-    """One request on its way."""
+    """One request on its way, and what its caller waits for."""
 
-    __slots__ = ("answer", "answered")
+    __slots__ = ("answer", "number", "waiter")
 
     def __init__(self) -> None:
+        self.number = 0  # until it is sent
         self.answer: Frame | QBError | None = None
-        self.answered = trio.Event()
+        self.waiter = trio.Semaphore(0)
 
     def finish(self, answer: Frame | QBError) -> None:
         self.answer = answer
-        self.answered.set()
+        self.waiter.release()
 
 
 class LinkLifetime:
@@ -67,9 +70,17 @@ class AsyncLink:
 
     listener: PushListener
 
-    def __init__(self, host: str, port: int, conversation: Conversation, *, heartbeat_interval: float) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        conversation: Conversation,
+        background: AsyncBackground,
+        *,
+        heartbeat_interval: float,
+    ) -> None:
         self._host, self._port = host, port
-        self._conversation = conversation
+        self._conversation, self._background = conversation, background
         self._heartbeat_interval = heartbeat_interval
         self._sending = trio.Semaphore(1, max_value=1)  # the right to write; a task may pass it on to another
         self._changed = trio.lowlevel.ParkingLot()
@@ -98,6 +109,11 @@ class AsyncLink:
     def inherited(self) -> bool:
         """Was it opened by the parent of this process? Then close() does nothing, and all else raises."""
         return self._inherited
+
+    @property
+    def may_begin_anew(self) -> bool:
+        """May another link take its place in a child of fork()? Not if it was opened: the child shares trio's loop."""
+        return not self._inherited
 
     def check_process(self) -> None:
         """Raise UsedAfterFork if it was opened by the parent of this process."""
@@ -165,24 +181,45 @@ class AsyncLink:
 
     async def ask(self, compose: Callable[[], tuple[int, bytes]], deadline: float) -> Frame:
         """Send a request and return its reply. Raises BrokerUnavailable, RequestTimedOut, ConnectionLost."""
+        return await self.answer(await self.begin(compose, deadline), deadline)
+
+    async def begin(self, compose: Callable[[], tuple[int, bytes]], deadline: float) -> AsyncPendingCall:
+        """Send a request, whose reply answer() returns; several may be on their way. Raises as ask()."""
         call = AsyncPendingCall()
 
-        def compose_call() -> tuple[int, bytes]:
-            number, data = compose()
-            self._calls[number] = call
-            return number, data
+        def compose_call() -> tuple[AsyncPendingCall, bytes]:
+            call.number, data = compose()
+            self._calls[call.number] = call
+            return call, data
 
-        number = await self.transmit(compose_call, deadline)
+        return await self.transmit(compose_call, deadline)
+
+    async def answer(self, call: AsyncPendingCall, deadline: float) -> Frame:
+        """Wait for the reply to a request that was begun. Raises as ask()."""
+        self.check_process()
         try:
-            with trio.CancelScope(deadline=deadline):
-                await call.answered.wait()
+            await self.wait(call.waiter, deadline)
         finally:
-            self._calls.pop(number, None)
+            self.forget(call)
         if call.answer is None:
             raise self._trouble.unanswered()
         if isinstance(call.answer, QBError):
             raise call.answer
         return call.answer
+
+    def forget(self, call: AsyncPendingCall) -> None:
+        """Do not wait for the reply to a request that was begun."""
+        self._calls.pop(call.number, None)
+
+    async def wait(self, waiter: trio.Semaphore, deadline: float) -> bool:
+        """Return True when the waiter is released, False at the deadline."""
+        with trio.move_on_at(deadline) as waiting:
+            await waiter.acquire()
+        return not waiting.cancelled_caught
+
+    def attended(self) -> AbstractContextManager[None]:
+        """For callers that wait for many answers: the link's task reads all the while anyway."""
+        return nullcontext()
 
     async def transmit(self, compose: Callable[[], tuple[T, Frames]], deadline: float) -> T:
         """Compose and write in one turn, so that bytes leave in the order of their numbers.
@@ -221,7 +258,7 @@ class AsyncLink:
         self._opened = True
         if self._life is None:
             self._life = LinkLifetime()
-            trio.lowlevel.spawn_system_task(self._run, self._life, name=f"qb {self._host}:{self._port}")
+            self._background.start(f"qb {self._host}:{self._port}", self._run, self._life)
         return self._life
 
     # What the link's task does
@@ -326,7 +363,7 @@ class AsyncLink:
         self._up = True
         self._changed.unpark_all()
         unanswered = [*self._conversation.unanswered(), *self.listener.welcomed()]
-        trio.lowlevel.spawn_system_task(self._write_again, stream, unanswered)  # this one has to read the answers
+        self._background.start("qb sends again", self._write_again, stream, unanswered)  # this one reads the answers
 
     async def _write_again(self, stream: trio.SocketStream, unanswered: Iterable[Frames]) -> None:
         try:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 from typing import Any
 
-import trio
-
 from qb.clients.aio.consumer import AsyncConsumer
-from qb.clients.aio.link import AsyncLink
+from qb.clients.aio.link import AsyncLink, AsyncPendingCall
+from qb.clients.aio.read_ahead import AsyncReadAhead
+from qb.clients.aio.waiting import now
 from qb.clients.protocol.conversation import Conversation
-from qb.clients.protocol.fetch_requests import Fetched, FetchRequest, PartitionExtent, fetched, milliseconds, portion_in
+from qb.clients.protocol.fetch_requests import (
+    BulkFetchRequest,
+    Fetched,
+    FetchRequest,
+    PartitionExtent,
+    RawFetched,
+    fetched,
+    milliseconds,
+    portion_in,
+    raw_fetched,
+)
 from qb.clients.protocol.start_positions import Place, place_of
 from qb.core.wire.frames import MessageType
 
@@ -25,6 +35,7 @@ class AsyncOffsetAndGroupMethods:
     _link: AsyncLink
     _conversation: Conversation
     _request_timeout: float
+    _read_ahead: AsyncReadAhead
 
     async def fetch(
         self,
@@ -38,14 +49,39 @@ class AsyncOffsetAndGroupMethods:
     ) -> Fetched:
         """Return messages from an offset on (-2: the earliest, -1: the end), none at or past the end.
 
-        Waits up to `max_wait` seconds for `min_bytes`, and holds up no other call meanwhile. At least one message is
+        Whoever goes on where the last fetch ended finds the next messages asked for already. Waits up to `max_wait`
+        seconds for `min_bytes`, and holds up no other call meanwhile. At least one message is
         returned if there is one, however long. Raises OffsetOutOfRange before the first kept offset, UnknownTopic,
         UnknownPartition, BadRequest.
         """
         wanted = FetchRequest(topic, partition, offset, max_messages, max_bytes, max_wait, min_bytes)
-        deadline = trio.current_time() + max_wait + self._request_timeout
-        ask = self._link.ask(lambda: self._conversation.compose(MessageType.FETCH, wanted.properties()), deadline)
-        return fetched(portion_in(await ask, wanted))
+        deadline = now() + max_wait + self._request_timeout
+        answer = await self._read_ahead.take(wanted, deadline)
+        if answer is None:
+            answer = await self._link.answer(await self._ask_for(wanted, deadline), deadline)
+        portion = portion_in(answer, wanted)
+        await self._read_ahead.go_on(wanted, portion.next_offset)
+        return fetched(portion)
+
+    async def _ask_for(self, wanted: FetchRequest | BulkFetchRequest, deadline: float) -> AsyncPendingCall:
+        def compose() -> tuple[int, bytes]:
+            return self._conversation.compose(MessageType.FETCH, wanted.properties())
+
+        return await self._link.begin(compose, deadline)
+
+    async def begin_fetch(self, wanted: BulkFetchRequest) -> Callable[[], Awaitable[RawFetched]]:
+        """Ask for stored batches and return at once; call what is returned to wait for them.
+
+        The broker reads them while whoever asked handles those before. Messages before the offset may come along. Both
+        calls raise as fetch(), and ConnectionLost.
+        """
+        link, patience = self._link, self._request_timeout
+        call = await self._ask_for(wanted, now() + patience)
+
+        async def wait() -> RawFetched:
+            return raw_fetched(await link.answer(call, now() + patience))
+
+        return wait
 
     async def offsets(self, topic: str, partition: int = 0) -> PartitionExtent:
         """Return the first kept offset and the next one to be given out. Raises UnknownTopic, UnknownPartition."""

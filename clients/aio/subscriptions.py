@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from qb.clients.aio.handler_calls import AsyncBatchHandler, AsyncHandler
-from qb.clients.aio.joined import AsyncJoinedSubscribers
 from qb.clients.aio.link import AsyncLink
-from qb.clients.aio.message_iterator import MessageArrival, MessageIterator
-from qb.clients.aio.subscriber import AsyncSubscriber
-from qb.clients.blocking.handler_calls import BatchHandler, Handler
+from qb.clients.aio.subscribing.handler_calls import BatchHandler, Handler
+from qb.clients.aio.subscribing.joined import AsyncJoinedSubscribers
+from qb.clients.aio.subscribing.message_iterator import MessageArrival, MessageIterator  # async only
+from qb.clients.aio.subscribing.subscriber import AsyncSubscriber
 from qb.clients.consuming.desired_membership import plan
-from qb.clients.protocol.message import Message
+from qb.clients.protocol.message import Message  # async only
 from qb.clients.protocol.start_positions import Place, options_of, own_name, place_of
 
 Ack = Literal["auto", "manual"]
@@ -106,16 +105,16 @@ class AsyncSubscriptionMethods:
     async def subscribe_to_subscription(
         self,
         subscription_id: str,
-        handler: AsyncHandler | Handler | None = None,
+        handler: Handler | None = None,
         *,
-        batch_handler: AsyncBatchHandler | BatchHandler | None = None,
+        batch_handler: BatchHandler | None = None,
         ack: Ack = "auto",
         concurrency: int = 1,
         window: int | None = None,
     ) -> AsyncSubscriber:
-        """Join a subscription: from now on the handler is called with each message, in a task of
-        the client's own, or in a thread if it is not async.
+        """Join a subscription: from now on the handler is called with each message.
 
+        It runs in a task of the client's own, or in a thread if it is not async.
         Its return acks the message, its exception nacks it; with `ack="manual"` it calls Message.ack() or nack(). A
         batch handler is given lists; its return or exception counts for all in it. Handlers run one at a time for each
         client, unless `concurrency` is larger. At most `window` messages are delivered ahead. The lease of a message is
@@ -123,6 +122,8 @@ class AsyncSubscriptionMethods:
         SubscriptionBusy.
         """
         return await self._handling.join(plan(subscription_id, handler, batch_handler, ack, concurrency, window))
+
+    # async only
 
     def messages(self, subscription_id: str, *, ack: Ack = "auto", window: int | None = None) -> MessageIterator:
         """Return the messages of a subscription for `async for`; see Messages for how they are settled."""
@@ -135,6 +136,8 @@ class AsyncSubscriptionMethods:
 
         return MessageIterator(join)
 
+    # end of async only
+
     async def unsubscribe_from_subscription(self, subscription_id: str) -> None:
         """Leave: finish what is in hand and hand back the rest; see AsyncSubscriber.unsubscribe(). Raises NotJoined."""
         await self._handling.find(subscription_id).unsubscribe()
@@ -143,10 +146,10 @@ class AsyncSubscriptionMethods:
         self,
         subscription_id: str,
         topic: str,
-        handler: AsyncHandler | Handler | None = None,
+        handler: Handler | None = None,
         start_offset: Place = 0,
         *,
-        batch_handler: AsyncBatchHandler | BatchHandler | None = None,
+        batch_handler: BatchHandler | None = None,
         ack: Ack = "auto",
         concurrency: int = 1,
         window: int | None = None,
@@ -161,9 +164,9 @@ class AsyncSubscriptionMethods:
         self,
         topic: str,
         offset: Place = 0,
-        handler: AsyncHandler | Handler | None = None,
+        handler: Handler | None = None,
         *,
-        batch_handler: AsyncBatchHandler | BatchHandler | None = None,
+        batch_handler: BatchHandler | None = None,
         ack: Ack = "auto",
         concurrency: int = 1,
         window: int | None = None,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from types import TracebackType
 from typing import Any
 
-import trio
-
-from qb.clients.aio.body_batches import portions
+from qb.clients.aio.body_batches import Bodies, portions
 from qb.clients.aio.link import AsyncLink
+from qb.clients.aio.waiting import many_answers, now, shielded
 from qb.clients.protocol.client_errors import BrokerUnavailable, ConnectionLost, QBError, ShuttingDown
 from qb.clients.protocol.conversation import Conversation, answer_of
 from qb.clients.protocol.partition_spread import PartitionSpread, SinglePartition, TopicRoutes, check_keys
@@ -32,15 +31,16 @@ from qb.core.wire.frames import Frames
 
 
 class AsyncStage:
-    """A place at the broker for messages that nobody sees until they are committed. For one task.
+    """A place at the broker for messages that are not visible until they are committed. For one task.
 
-    Once a call has raised or was cancelled, every later one raises: begin a new stage then.
+    Once a call has raised or was cancelled, every later one raises: begin a new stage then. In a child of os.fork() it
+    is the parent's, and raises UsedAfterFork.
     """
 
     def __init__(self, stage_id: str, link: AsyncLink, conversation: Conversation, patience: float) -> None:
         self._link, self._conversation, self._patience = link, conversation, patience
         self._book = StageLedger(stage_id, link.abandon)
-        self._answered = trio.Semaphore(0)
+        self._answered = many_answers()
 
     @property
     def stage_id(self) -> str:
@@ -53,7 +53,13 @@ class AsyncStage:
         return self._book.messages
 
     async def add(self, topic: str, partition: int, frames: Body, count: int) -> None:
-        """Send `count` whole DATA frames, back to back, for one partition; see Stage.add()."""
+        """Send `count` whole DATA frames, back to back, for one partition. They are copied once.
+
+        Returns before they are durable, which finish() waits for; waits while megabytes are unanswered. What was on
+        its way when the connection was lost is sent again, and never staged twice. Raises MessageTooLarge, BadRequest,
+        BrokerUnavailable, RequestTimedOut, and for what was sent before: UnknownStage, and what else the broker says.
+        """
+        self._link.check_process()
         with self._book.whole():
             for bundle in cut(frames, count, self._conversation.max_message_size):
                 await self._send(topic, partition, bundle)
@@ -64,7 +70,7 @@ class AsyncStage:
             batch = self._conversation.stage(self._book.properties(topic, partition), bundle.frames, self._answered)
             return batch, batch.data
 
-        batch = await self._link.transmit(compose, trio.current_time() + self._patience)
+        batch = await self._link.transmit(compose, now() + self._patience)
         self._book.add(batch, bundle.count)
 
     async def finish(self) -> int:
@@ -72,9 +78,7 @@ class AsyncStage:
         self._link.check_process()
         with self._book.whole():
             while self._book.pending:
-                with trio.move_on_after(self._patience) as waiting:
-                    await self._answered.acquire()
-                if waiting.cancelled_caught:
+                if not await self._link.wait(self._answered, now() + self._patience):
                     raise self._book.unanswered()
                 self._book.collect()
         return self._book.held
@@ -88,19 +92,21 @@ class AsyncTransaction:
     """Messages that are published together or not at all, in an `async with` block. For one task.
 
     `replayed` tells in the block that it was committed before: then nothing of it is sent. `receipt` tells after the
-    block what was committed. See AsyncBrokerClient.transaction().
+    block what was committed. See AsyncBrokerClient.transaction(). In a child of os.fork() an open one is the parent's:
+    it raises UsedAfterFork and is neither committed nor aborted.
     """
 
     def __init__(self, client: AsyncTransactionMethods, transaction_id: str, number: int | None) -> None:
         self.transaction_id, self.number = transaction_id, number
         self.replayed = False
         self.receipt: TransactionReceipt | None = None
-        self._client, self._routes = client, client._routes
+        self._client, self._routes, self._link = client, client._routes, client._link
         self._draft = TransactionDraft()
         self._stage: AsyncStage | None = None
         self._open = False
 
     async def __aenter__(self) -> AsyncTransaction:
+        self._link = self._client._link
         self._stage = await self._client.begin_transaction(self.transaction_id, self.number)
         self.replayed, self._open = self._stage is None, True
         return self
@@ -115,7 +121,11 @@ class AsyncTransaction:
         timestamp_ms: int = 0,
         **properties: str,
     ) -> None:
-        """Add one message; see Transaction.publish()."""
+        """Add one message; `timestamp_ms` 0 is replaced by this client's clock.
+
+        Raises UnknownTopic, UnknownPartition, MessageTooLarge, BadRequest, TypeError for the message, and what
+        AsyncStage.add() raises.
+        """
         form = PublishForm(topic, partition, key, properties, timestamp_ms or now_ms())
         partition = self._routes.choose(topic, partition, key, await self._partitions(topic, partition))
         await self._add(SinglePartition(form, partition), (data,))
@@ -123,7 +133,7 @@ class AsyncTransaction:
     async def publish_many(
         self,
         topic: str,
-        bodies: Iterable[Body] | AsyncIterable[Body],
+        bodies: Bodies,
         partition: int | None = None,
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
@@ -131,7 +141,10 @@ class AsyncTransaction:
         keys: Iterable[str | None] | None = None,
         timestamp_ms: int = 0,
     ) -> int:
-        """Add the bodies in order and return how many there were; see Transaction.publish_many()."""
+        """Add the bodies in order and return how many there were; see AsyncBrokerClient.publish_many().
+
+        What is wrong with a body, or comes out of the iterable, is raised; then the transaction cannot be committed.
+        """
         check_keys(partition, key, keys)
         timestamp_ms = timestamp_ms or now_ms()
         form = PublishForm(topic, partition, key, properties, timestamp_ms)
@@ -150,13 +163,11 @@ class AsyncTransaction:
         """Return how many partitions a topic has; when nothing will be sent, as many as are needed."""
         if not self._open:
             raise RuntimeError("a transaction takes messages inside its block only")
-        self._client._link.check_process()
+        self._link.check_process()
         expected = max(partition or 0, 0) + 1
         return expected if self._stage is None else await self._client._count_partitions(topic, expected)
 
-    async def _add(
-        self, spread: PartitionSpread | SinglePartition, bodies: Iterable[Body] | AsyncIterable[Body]
-    ) -> int:
+    async def _add(self, spread: PartitionSpread | SinglePartition, bodies: Bodies) -> int:
         """Stage what is full, keep the rest; returns how many bodies there were."""
         stage, added, limit = self._stage, 0, self._client._conversation.max_message_size
         async with aclosing(portions(bodies, spread.overhead, limit, spread.block_bytes)) as blocks:
@@ -182,6 +193,7 @@ class AsyncTransaction:
             raise
 
     async def _commit(self) -> None:
+        self._link.check_process()
         stages = []
         if self._stage is not None:
             for portion in self._draft.take_all():
@@ -194,10 +206,10 @@ class AsyncTransaction:
         if self._stage is None:
             return
         self._stage.abandon()
-        if self._client._link.up:
-            with trio.CancelScope(shield=True), suppress(QBError):
+        if self._link.up:  # never in a child of fork()
+            with shielded(), suppress(QBError):
                 about = self.transaction_id, self.number, [self._stage.stage_id]
-                await self._client._abort(*about, trio.current_time() + ABORT_PATIENCE)
+                await self._client._abort(*about, now() + ABORT_PATIENCE)
 
 
 class AsyncTransactionMethods:
@@ -211,8 +223,10 @@ class AsyncTransactionMethods:
     def transaction(self, transaction_id: str, number: int | None = None) -> AsyncTransaction:
         """Return a block of messages that become visible together at its end, once, however often it is run.
 
-        `async with client.transaction("invoices-11") as tx: await tx.publish(…)`. An exception in the block,
-        cancellation included, publishes nothing. For the rest see BrokerClient.transaction().
+        `async with client.transaction("invoices-11") as tx: await tx.publish(…)`. An exception in the block publishes
+        nothing, and so does a cancellation. The end of the block raises UnknownStage, UnknownTopic, DiskFull, … if the
+        commit is refused, and RequestTimedOut or ConnectionLost if its outcome is not known: then run the block again.
+        With numbers, every number up to the last committed one of the same id counts as committed.
         """
         return AsyncTransaction(self, transaction_id, number)
 
@@ -231,7 +245,9 @@ class AsyncTransactionMethods:
     ) -> TransactionReceipt:
         """Publish these stages, each given by its id and number of messages, and only these; return when visible.
 
-        See BrokerClient.commit_transaction(). If cancelled, it may or may not be committed.
+        Asks again by itself when the connection is lost: the second time is answered as the first, with `replayed`.
+        Raises UnknownStage, UnknownTopic, UnknownPartition, DiskFull, LogPoisoned, LogDamaged if nothing was published;
+        RequestTimedOut, ConnectionLost, TransactionUnfinished if it may be, or will be: ask again.
         """
         about = {"transaction": transaction_id, "number": number, "stages": stages_named(stages)}
         return receipt_in(await self._insist(self._deadline(), "commit_transaction", **about))
@@ -247,8 +263,9 @@ class AsyncTransactionMethods:
     ) -> int:
         named = None if stages is None else list(stages)
         about = {"transaction": transaction_id, "number": number, "stages": named}
-        ended: int = (await self._insist(deadline, "abort_transaction", **about))["aborted"]
-        return ended
+        ended = await self._insist(deadline, "abort_transaction", **about)
+        aborted: int = ended["aborted"]
+        return aborted
 
     async def list_transactions(self) -> dict[str, Any]:
         """Return the open stages, which transactions are being committed, and how many committed ones are known."""

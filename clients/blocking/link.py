@@ -22,8 +22,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from qb.clients.blocking.background import Background
+from qb.clients.blocking.waiting import Answers
 from qb.clients.protocol.client_errors import ConnectionLost, QBError
 from qb.clients.protocol.conversation import (
     BytesToSend,
@@ -68,14 +70,22 @@ class PendingCall:
         self.waiter.release()
 
 
-class BlockingLink:
+class Link:
     """The way to one broker. Give it a `listener` before the first use."""
 
     listener: PushListener
 
-    def __init__(self, host: str, port: int, conversation: Conversation, *, heartbeat_interval: float) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        conversation: Conversation,
+        background: Background,
+        *,
+        heartbeat_interval: float,
+    ) -> None:
         self._host, self._port = host, port
-        self._conversation = conversation
+        self._conversation, self._background = conversation, background
         self._heartbeat_interval = heartbeat_interval
         self._make_locks()
         self._calls: dict[int, PendingCall] = {}
@@ -91,7 +101,7 @@ class BlockingLink:
         self._closing = threading.Event()
         self._trouble = ConnectionTrouble(host, port)
         self._inherited = False
-        call_in_child(self, BlockingLink._disown)
+        call_in_child(self, Link._disown)
 
     def _make_locks(self) -> None:
         self._reading = threading.Lock()
@@ -113,6 +123,11 @@ class BlockingLink:
     def inherited(self) -> bool:
         """Was it made by the parent of this process? Then post() and close() do nothing, and all else raises."""
         return self._inherited
+
+    @property
+    def may_begin_anew(self) -> bool:
+        """May another link take its place in a child of fork()?"""
+        return True
 
     def check_process(self) -> None:
         """Raise UsedAfterFork if it was made by the parent of this process."""
@@ -156,7 +171,7 @@ class BlockingLink:
         self,
         form: PublishForm,
         bodies: Sequence[bytes],
-        waiter: Any,
+        waiter: Answers,
         deadline: float,
         check: Callable[[], None] | None = None,
     ) -> UnackedBatch:
@@ -178,7 +193,7 @@ class BlockingLink:
         with self._state:
             self._conversation.abandon(batch)
 
-    def wait(self, waiter: Any, deadline: float) -> bool:
+    def wait(self, waiter: Answers, deadline: float) -> bool:
         """Return True when the waiter is released, False at the deadline."""
         self._waiting.append(None)
         try:
@@ -187,7 +202,7 @@ class BlockingLink:
             self._waiting.pop()
             self._led = True
 
-    def _lead(self, waiter: Any, deadline: float) -> bool:
+    def _lead(self, waiter: Answers, deadline: float) -> bool:
         """Read the socket, if nobody else does, until the waiter is released: then True."""
         if self._pushed or self._bulk or not self._reading.acquire(blocking=False):
             return False
@@ -450,7 +465,7 @@ class BlockingLink:
             self._up = True
             self._state.notify_all()
         if unanswered:  # written by a thread of its own, because this one has to read the answers
-            threading.Thread(target=self._write_again, args=(sock, unanswered), daemon=True).start()
+            self._background.start("qb sends again", self._write_again, sock, unanswered)
         else:
             self._sending.release()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -199,7 +199,9 @@ class BodyBatcher:
         return bodies
 
 
-def portions(bodies: Iterable[Body], overhead: int, limit: int, enough: int = PORTION) -> Iterator[list[bytes]]:
+def portions(
+    bodies: Iterable[Body], overhead: int, limit: int, enough: int = PORTION
+) -> Generator[list[bytes], None, None]:
     """Yield the bodies in portions. Whatever goes wrong is raised after all bodies before it have been yielded."""
     if isinstance(bodies, list):
         done = 0

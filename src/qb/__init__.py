@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from qb.clients.blocking.client import BrokerClient
 from qb.clients.blocking.consumer import Consumer
-from qb.clients.blocking.subscriber import Subscriber
+from qb.clients.blocking.subscribing.subscriber import Subscriber
 from qb.clients.blocking.transactions import Stage, Transaction
 from qb.clients.protocol.client_errors import (
     BadName,
@@ -58,7 +58,7 @@ from qb.clients.protocol.staged_messages import TransactionReceipt
 if TYPE_CHECKING:
     from qb.clients.aio.client import AsyncBrokerClient
     from qb.clients.aio.consumer import AsyncConsumer
-    from qb.clients.aio.subscriber import AsyncSubscriber
+    from qb.clients.aio.subscribing.subscriber import AsyncSubscriber
     from qb.clients.aio.transactions import AsyncStage, AsyncTransaction
 
 __all__ = [
@@ -128,7 +128,7 @@ def __getattr__(name: str) -> Any:
 
         return AsyncConsumer
     if name == "AsyncSubscriber":
-        from qb.clients.aio.subscriber import AsyncSubscriber
+        from qb.clients.aio.subscribing.subscriber import AsyncSubscriber
 
         return AsyncSubscriber
     if name in ("AsyncStage", "AsyncTransaction"):

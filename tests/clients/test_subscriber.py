@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from qb.clients.blocking.handler_calls import handle, reason_of
 from qb.clients.consuming.desired_membership import TICK, DesiredMembership, JoinPlan, plan
+from qb.clients.consuming.handling import handle, reason_of
 from qb.clients.consuming.inbox import FLUSH, HandlingOptions, Inbox, JoinTerms
 from qb.clients.protocol.client_errors import SubscriptionBusy, SubscriptionRemoved, UnknownSubscription
 from qb.clients.protocol.conversation import Conversation

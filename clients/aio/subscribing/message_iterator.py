@@ -7,9 +7,8 @@ from types import TracebackType
 
 import trio
 
-from qb.clients.aio.handler_pool import AsyncHandlerWork
-from qb.clients.aio.subscriber import AsyncSubscriber
-from qb.clients.blocking.handler_calls import reason_of
+from qb.clients.aio.subscribing.handler_pool import AsyncHandlerWork
+from qb.clients.aio.subscribing.subscriber import AsyncSubscriber
 from qb.clients.consuming.inbox import MessageBatch
 from qb.clients.protocol.message import Message
 
@@ -22,6 +21,10 @@ class MessageArrival:
 
     def call(self, work: AsyncHandlerWork, hands: int) -> None:
         """There is something to take."""
+        self.event.set()
+
+    def stop(self) -> None:
+        """Nothing will come any more."""
         self.event.set()
 
 
@@ -49,32 +52,32 @@ class MessageIterator:
         if self._subscriber is None:
             self._subscriber = await self._join(self._arrival)
         self._subscriber.check_process()
-        message = self._next_in_hand() or await self._take(self._subscriber)
+        message = self._next_in_hand(self._subscriber) or await self._take(self._subscriber)
         if message is None:
             if self._subscriber.error is not None:
                 raise self._subscriber.error
             raise StopAsyncIteration
         return message
 
-    def _next_in_hand(self) -> Message | None:
+    def _next_in_hand(self, subscriber: AsyncSubscriber) -> Message | None:
         """The message in hand is done; return the next one of its portion."""
         portion = self._portion
         if portion is None:
             return None
         portion.done += 1
-        inbox = portion.inbox
-        if portion.done < len(portion.messages) and inbox.goes_on:
+        if portion.done < len(portion.messages) and portion.inbox.goes_on:
             return portion.messages[portion.done]
-        inbox.returned(portion)
+        subscriber.handled(portion, None)
         self._portion = None
         return None
 
     async def _take(self, subscriber: AsyncSubscriber) -> Message | None:
         await trio.lowlevel.checkpoint()
-        while not subscriber.membership.over:
+        while not subscriber.over:
             self._arrival.event = arrived = trio.Event()
             self._portion = await subscriber.take()
             if self._portion is not None:
+                subscriber.put_down(self._portion)  # leaving does not wait for a loop, which may never ask again
                 return self._portion.messages[0]
             await arrived.wait()
         await subscriber.wait_until_ended()
@@ -86,8 +89,8 @@ class MessageIterator:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._portion is not None and isinstance(error, Exception):
-            self._portion.inbox.raised(self._portion, reason_of(error))
+        if self._subscriber is not None and self._portion is not None and isinstance(error, Exception):
+            self._subscriber.handled(self._portion, error)
             self._portion = None
         await self.aclose()
 

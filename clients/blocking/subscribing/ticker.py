@@ -6,16 +6,18 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
+from qb.clients.blocking.background import Background
+
 
 class Ticker:
-    """Calls `look`, which says after how many seconds it wants to be called again; None: after the next wake()."""
+    """Calls `look`, which returns after how many seconds it must be called again; None: after the next wake()."""
 
-    def __init__(self, look: Callable[[float], float | None]) -> None:
+    def __init__(self, look: Callable[[float], float | None], background: Background) -> None:
         self._look = look
         self._alarm = threading.Event()
         self._dozing = False  # does it sleep until the alarm rings?
         self._stopped = False
-        threading.Thread(target=self._run, name="qb ticker", daemon=True).start()
+        background.start("qb ticker", self._run)
 
     def wake(self) -> None:
         """There is something new to look at; costs next to nothing while the ticker is up anyway."""

@@ -5,30 +5,38 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
-import trio
+from qb.clients.aio.background import AsyncBackground
+from qb.clients.aio.waiting import checkpoint
 
 
 class AsyncHandlerWork(Protocol):
-    """Somebody who has messages to handle."""
+    """A subscriber that has messages to handle."""
 
     async def work(self) -> bool:
         """Handle some of them; False if there are none."""
 
     async def speak(self) -> None:
-        """Say what must be said before anybody else's handlers start."""
+        """Send what the broker must know before handlers of other subscribers start."""
 
     def fail(self, error: Exception) -> None:
         """One of these has raised, which they should not."""
 
 
+class AsyncMessageSink(Protocol):
+    """Is told that a subscriber has messages."""
+
+    def call(self, work: AsyncHandlerWork, hands: int) -> None:
+        """There is work for up to so many tasks. Does not block."""
+
+    def stop(self) -> None:
+        """There will be none any more."""
+
+
 class AsyncHandlerPool:
-    """At most so many tasks at a time, shared fairly by those who have work; none while there is none.
+    """At most so many tasks at a time, shared fairly by the subscribers that have work; none while there is none."""
 
-    They are system tasks, as that of the link is, so that a client needs no nursery.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self, size: int, name: str, background: AsyncBackground) -> None:
+        self._size, self._name, self._background = size, name, background
         self._running = 0
         self._queue: deque[AsyncHandlerWork] = deque()
 
@@ -38,7 +46,13 @@ class AsyncHandlerPool:
             self._queue.append(work)
             if self._running < self._size:
                 self._running += 1
-                trio.lowlevel.spawn_system_task(self._run)
+                self._background.start(self._name, self._run)
+
+    def stop(self) -> None:
+        """There is no more work of one subscriber: nothing to do, a task that finds none ends."""
+
+    def dismiss(self) -> None:
+        """The pool is needed no more: nothing to do either."""
 
     async def _run(self) -> None:
         try:
@@ -50,6 +64,7 @@ class AsyncHandlerPool:
     async def _serve(self, work: AsyncHandlerWork) -> None:
         try:
             while await work.work():
+                await checkpoint()  # handlers that never wait must not keep the other tasks from their work
                 if self._queue:
                     await work.speak()
                     self._queue.append(work)

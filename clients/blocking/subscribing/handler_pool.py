@@ -6,30 +6,41 @@ import threading
 from queue import SimpleQueue
 from typing import Protocol
 
+from qb.clients.blocking.background import Background
 from qb.clients.protocol.forking import call_in_child
 
 
 class HandlerWork(Protocol):
-    """Somebody who has messages to handle."""
+    """A subscriber that has messages to handle."""
 
     def work(self) -> bool:
         """Handle some of them; False if there are none."""
 
     def speak(self) -> None:
-        """Say what must be said before anybody else's handlers start."""
+        """Send what the broker must know before handlers of other subscribers start."""
 
     def fail(self, error: BaseException) -> None:
         """One of these has raised, which they should not."""
 
 
-class HandlerPool:
-    """A fixed number of threads, shared fairly by those who have work. They start when there is some."""
+class MessageSink(Protocol):
+    """Is told that a subscriber has messages."""
 
-    def __init__(self, size: int, name: str) -> None:
-        self._size, self._name = size, name
+    def call(self, work: HandlerWork, hands: int) -> None:
+        """There is work for up to so many threads. Does not block."""
+
+    def stop(self) -> None:
+        """There will be none any more."""
+
+
+class HandlerPool:
+    """A fixed number of threads, shared fairly by the subscribers that have work. They start when there is some."""
+
+    def __init__(self, size: int, name: str, background: Background) -> None:
+        self._size, self._name, self._background = size, name, background
         self._queue: SimpleQueue[HandlerWork | None] = SimpleQueue()
         self._starting = threading.Lock()
-        self._threads: list[threading.Thread] = []
+        self._started = 0  # threads
         self._disbanded = False  # in a child of fork(): a thread whose handler forked ends when the handler returns
         call_in_child(self, HandlerPool._disband)
 
@@ -38,23 +49,25 @@ class HandlerPool:
 
     def call(self, work: HandlerWork, hands: int) -> None:
         """There is work for up to so many threads. Does not block."""
-        if not self._threads:
+        if not self._started:
             self._start()
         for _ in range(min(hands, self._size)):
             self._queue.put(work)
 
     def _start(self) -> None:
         with self._starting:
-            for number in range(len(self._threads) + 1, self._size + 1):
-                thread = threading.Thread(target=self._run, name=f"{self._name} {number}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+            while self._started < self._size:
+                self._started += 1
+                self._background.start(f"{self._name} {self._started}", self._run)
+
+    def stop(self) -> None:
+        """There is no more work of one subscriber: nothing to do, a thread that finds none waits."""
 
     def dismiss(self) -> None:
         """Let each thread end when it has done what it was called for."""
-        for _ in self._threads:
+        for _ in range(self._started):
             self._queue.put(None)
-        self._threads = []
+        self._started = 0
 
     def _run(self) -> None:
         while not self._disbanded and (work := self._queue.get()) is not None:

@@ -1,4 +1,4 @@
-"""Calling a handler for the messages of a portion."""
+"""Calling a plain function for the messages of a batch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from qb.clients.consuming.inbox import MessageBatch
-from qb.clients.protocol.message import Message
-
-Handler = Callable[[Message], Any]
-BatchHandler = Callable[[list[Message]], Any]
 
 
 def handle(portion: MessageBatch, handler: Callable[[Any], Any], batches: bool) -> BaseException | None:

@@ -1,0 +1,1 @@
+"""Subscriptions that an async client has joined: handlers, their tasks, and what the broker is told."""

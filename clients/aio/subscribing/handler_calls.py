@@ -1,0 +1,85 @@
+"""The calls of one subscriber's handler, in the tasks that have work for it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from qb.clients.consuming.desired_membership import JoinPlan
+from qb.clients.consuming.handling import handle
+from qb.clients.consuming.inbox import MessageBatch
+from qb.clients.protocol.message import Message
+
+Handler = Callable[[Message], Awaitable[Any]] | Callable[[Message], Any]
+BatchHandler = Callable[[list[Message]], Awaitable[Any]] | Callable[[list[Message]], Any]
+
+
+class AsyncHandlerCalls:
+    """Calls the handler that a plan names: an async one in the task that asks, any other in a thread."""
+
+    def __init__(self, plan: JoinPlan) -> None:
+        self._handler, self._batches = plan.handler, plan.manner.batches
+        self._call = _handle_in_task if is_asynchronous(plan.handler) else _handle_in_thread
+        self._running: set[trio.CancelScope] = set()
+
+    async def handle(self, portion: MessageBatch) -> BaseException | None:
+        """Call the handler for what is left of a portion, until it raises or the stay ends; returns what it raised.
+
+        Returns None too if cancel() ended it: then the portion says what is done. A cancellation from outside goes
+        through.
+        """
+        with trio.CancelScope() as scope:
+            self._running.add(scope)
+            try:
+                return await self._call(portion, self._handler, self._batches)
+            finally:
+                self._running.discard(scope)
+        return None
+
+    def cancel(self) -> None:
+        """End the calls that are running. A thread cannot be ended, its call is left to itself."""
+        for scope in self._running:
+            scope.cancel()
+
+
+def is_asynchronous(handler: Callable[[Any], Any]) -> bool:
+    """Must what the handler returns be awaited?"""
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+
+
+async def _handle_in_thread(
+    portion: MessageBatch, handler: Callable[[Any], Any], batches: bool
+) -> BaseException | None:
+    return await trio.to_thread.run_sync(handle, portion, handler, batches, abandon_on_cancel=True)
+
+
+async def _handle_in_task(portion: MessageBatch, handler: Callable[[Any], Any], batches: bool) -> BaseException | None:
+    try:
+        if not batches:
+            await _handle_each(portion, handler)
+        elif portion.inbox.goes_on:
+            await handler(portion.messages)
+            portion.done = len(portion.messages)
+    except BaseException as error:
+        if _is_cancellation(error):
+            raise
+        return error
+    return None
+
+
+async def _handle_each(portion: MessageBatch, handler: Callable[[Any], Any]) -> None:
+    inbox = portion.inbox
+    for message in portion.messages[portion.done :]:
+        if not inbox.goes_on:
+            return
+        await handler(message)
+        portion.done += 1
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(trio.Cancelled) is not None
+    return isinstance(error, trio.Cancelled)

@@ -1,0 +1,100 @@
+"""What of a subscriber is peculiar to tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import trio
+
+from qb.clients.aio.background import AsyncBackground
+from qb.clients.aio.link import AsyncLink
+from qb.clients.consuming.desired_membership import DesiredMembership
+from qb.clients.consuming.inbox import Inbox
+
+FAREWELL = 1.0  # seconds that a cancelled task grants its subscribers for leaving in good order
+
+
+class AsyncSubscriberBase:
+    """Settles messages by hand, which tasks may do and the threads of handlers that are not async."""
+
+    _link: AsyncLink
+    _membership: DesiredMembership
+    _background: AsyncBackground
+
+    def __init__(self) -> None:
+        self._sending_soon = False
+        self._token = trio.lowlevel.current_trio_token()
+
+    def _by_hand(self, change: Callable[[Inbox], None]) -> None:
+        self._membership.check_manual()
+        self._link.check_process()
+        if trio.lowlevel.in_trio_task():
+            self._settle(change)
+        else:  # the thread of a handler that is not async
+            self._token.run_sync_soon(self._settle, change)
+
+    def _settle(self, change: Callable[[Inbox], None]) -> None:
+        inbox = self._membership.inbox
+        if inbox is None:
+            return
+        change(inbox)
+        if not self._sending_soon:
+            self._sending_soon = True
+            self._background.start("qb settles", self._send_soon)
+        if inbox.freed:
+            self._call(inbox.freed)
+
+    async def _send_soon(self) -> None:
+        self._sending_soon = False
+        await self.send()
+
+    def abandon(self) -> None:
+        """Leave, from any thread, even if the trio run is over."""
+        if self.leaving or self._link.inherited:
+            return
+        if trio.lowlevel.in_trio_task() and trio.lowlevel.current_trio_token() is self._token:
+            self.leave_soon()
+            return
+        try:
+            self._token.run_sync_soon(self.leave_soon)
+        except trio.RunFinishedError:
+            pass
+
+    @property
+    def leaving(self) -> bool:
+        """Has it begun to leave?"""
+        raise NotImplementedError
+
+    def leave_soon(self, timeout: float | None = None) -> None:
+        """Begin to leave."""
+        raise NotImplementedError
+
+    def _call(self, hands: int) -> None:
+        """There is work for up to so many tasks."""
+        raise NotImplementedError
+
+    async def send(self) -> None:
+        """Send what there is to send."""
+        raise NotImplementedError
+
+
+class AsyncLeavingSubscriber(Protocol):
+    """One that has begun to leave."""
+
+    async def wait_until_ended(self) -> None: ...
+
+    def cancel_handlers(self) -> None: ...
+
+
+async def wait_until_left(subscribers: Sequence[AsyncLeavingSubscriber]) -> None:
+    """Return when all these have left. If cancelled, give them a moment to hurry."""
+    try:
+        for subscriber in subscribers:
+            await subscriber.wait_until_ended()
+    except trio.Cancelled:
+        with trio.move_on_after(FAREWELL, shield=True):
+            for subscriber in subscribers:
+                subscriber.cancel_handlers()
+                await subscriber.wait_until_ended()
+        raise

@@ -1,0 +1,56 @@
+"""What of a subscriber is peculiar to threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from qb.clients.blocking.link import Link
+from qb.clients.blocking.waiting import Guard
+from qb.clients.consuming.desired_membership import DesiredMembership
+from qb.clients.consuming.inbox import Inbox
+
+
+class SubscriberBase:
+    """Settles messages by hand, which any thread may do."""
+
+    _link: Link
+    _membership: DesiredMembership
+    _changed: Guard
+    _busy: int
+
+    def __init__(self) -> None: ...
+
+    def _by_hand(self, change: Callable[[Inbox], None]) -> None:
+        self._membership.check_manual()
+        self._link.check_process()
+        with self._changed:
+            inbox = self._membership.inbox
+            if inbox is None:
+                return
+            change(inbox)
+            speak, hands = inbox.urgent or inbox.full or not self._busy, inbox.freed
+        if speak:
+            self.send()
+        if hands:
+            self._call(hands)
+
+    def _call(self, hands: int) -> None:
+        """There is work for up to so many threads."""
+        raise NotImplementedError
+
+    def send(self) -> None:
+        """Send what there is to send."""
+        raise NotImplementedError
+
+
+class LeavingSubscriber(Protocol):
+    """One that has begun to leave."""
+
+    def wait_until_ended(self) -> None: ...
+
+
+def wait_until_left(subscribers: Sequence[LeavingSubscriber]) -> None:
+    """Return when all these have left."""
+    for subscriber in subscribers:
+        subscriber.wait_until_ended()
