@@ -242,8 +242,12 @@ class StageLog(Protocol):
         A failure takes back everything that is not durable. Raises `failure`.
         """
 
-    def when_durable(self, done: Settled) -> None:
-        """Tell when all that was taken so far is durable, or why it is not: soon, if nothing is on its way."""
+    def repeat(self, frame: bytes, where: Where, first: int, count: int, done: Settled) -> None:
+        """Take a STAGE frame again whose messages were all taken before. Does not block; `done` tells the outcome.
+
+        None: the same messages are durable under the same numbers. Else OutOfSequence, LogDamaged, Internal, or why
+        what was taken could not be kept.
+        """
 
     async def read(self, position: int, max_bytes: int) -> tuple[Sequence[StagedMessages], int]:
         """Return messages from a position on (0: the front), and the position behind them; none at the end.

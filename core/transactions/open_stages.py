@@ -66,10 +66,8 @@ class OpenStages:
         def done(error: BrokerError | None, append_ms: int) -> None:
             answer(error, stage.messages)
 
-        if first + count <= stage.messages:
-            done(None, 0)
-        elif first + count <= stage.taken:
-            stage.when_durable(done)
+        if first + count <= stage.taken:
+            stage.repeat(frame, where, first, count, done)
         elif first != stage.taken:
             raise OutOfSequence(f"stage {stage_id!r} was given {stage.taken} messages so far, not {first}")
         else:

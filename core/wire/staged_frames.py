@@ -157,7 +157,7 @@ def _number_each(frames: bytearray, at: int, first_offset: int, end: int) -> Num
     return NumberedFrames(bytes(memoryview(frames)[start:at]), positions, at)
 
 
-def skip_messages(frames: bytes | bytearray, count: int) -> int:
+def skip_messages(frames: bytes | bytearray | memoryview, count: int) -> int:
     """Return where the message stands that has `count` before it."""
     at = 0
     for _ in range(count):

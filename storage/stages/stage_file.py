@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from qb.core.wire.errors import DiskFull, LogPoisoned
 from qb.core.wire.frames import HEAD, LENGTH, OVERHEAD, MessageType, decode_properties, encode_frame
+from qb.core.wire.staged_frames import skip_messages
 from qb.storage.commit.batch_commit import FailedBatch
 from qb.storage.engine import StagedMessages, Where
 from qb.storage.files import NO_ROOM, OpenFiles, SyncFailed, datasync, sync_directory, write_durably
@@ -21,6 +23,7 @@ from qb.storage.log.sealed_batches import SEAL, SEAL_HEAD, WINDOW, BadBatch, Rea
 from qb.storage.log.segment import reader
 
 STAGE = int(MessageType.STAGE)
+NEWEST = 64  # records of which is known where they begin: those that are sent again after a lost connection
 LOOKED_BEHIND = 64 * 1024 * 1024  # how far a seal is looked for behind what is not proved
 
 
@@ -38,11 +41,21 @@ class StageRecord(NamedTuple):
 
     @property
     def body(self) -> memoryview:
-        return self.frame[HEAD.size + self._properties_length + LENGTH.size :]
+        return body_of(self.frame)
+
+    @property
+    def where(self) -> Where:
+        properties = self.properties
+        return properties["topic"], int(properties["partition"])
 
     @property
     def _properties_length(self) -> int:
         return HEAD.unpack_from(self.frame)[4]  # type: ignore[no-any-return]
+
+
+def body_of(frame: memoryview) -> memoryview:
+    """Return the body of a whole frame, not copied."""
+    return frame[HEAD.size + HEAD.unpack_from(frame)[4] + LENGTH.size :]
 
 
 class RecoveredStage(NamedTuple):
@@ -53,6 +66,16 @@ class RecoveredStage(NamedTuple):
     counts: dict[Where, int]  # messages for each partition
     size: int  # up to here it is proved
     note: str | None  # for the operator
+    newest: Sequence[tuple[int, int]] = ()  # of its last records: how many messages came before, and where it begins
+
+
+class StageRepeat(NamedTuple):
+    """A STAGE frame whose numbers were used before."""
+
+    frame: bytes
+    where: Where
+    first: int  # how many messages came before it
+    count: int  # type: ignore[assignment]
 
 
 class StagePiece(NamedTuple):
@@ -125,13 +148,14 @@ class StageFile:
             end, note, size = os.fstat(fd).st_size, None, 0
             head: Mapping[str, str] | None = None
             counts: dict[Where, int] = {}
+            newest: deque[tuple[int, int]] = deque(maxlen=NEWEST)
             try:
                 for record in walk(reader(fd), 0, end):
                     if head is None:
                         head = record.properties
                     else:
-                        where = _where(record)
-                        counts[where] = counts.get(where, 0) + record.count
+                        counts[record.where] = counts.get(record.where, 0) + record.count
+                    newest.append((record.first, size))
                     size = record.end
             except BadBatch as bad:
                 if find_seal(reader(fd)(size, min(end - size, LOOKED_BEHIND)), bad.offset) is not None:
@@ -143,7 +167,7 @@ class StageFile:
         if head is None:
             return None
         number = int(head["number"]) if "number" in head else None
-        return RecoveredStage(head["transaction"], number, counts, size, note)
+        return RecoveredStage(head["transaction"], number, counts, size, note, newest)
 
     def read(self, position: int, max_bytes: int, size: int) -> tuple[Sequence[StagedMessages], int]:
         """Return the messages of about `max_bytes` from `position` on, gathered by partition, and where to go on.
@@ -157,12 +181,34 @@ class StageFile:
             for record in walk(reader(fd), start, size, None, window=max_bytes):
                 position = record.end
                 if record.count:
-                    where = _where(record)
+                    where = record.where
                     frames.setdefault(where, bytearray()).extend(record.body)
                     counts[where] = counts.get(where, 0) + record.count
                 if frames and position - start >= max_bytes // 2:
                     break  # the rest of the window is a part of the next record
         return [StagedMessages(*where, counts[where], data) for where, data in frames.items()], position
+
+    def holds(self, repeat: StageRepeat, position: int, size: int) -> bool:
+        """Say whether the same messages are stored under the same numbers; none of them stands before `position`.
+
+        Blocks. Raises BadBatch, OSError.
+        """
+        first, wanted = repeat.first, body_of(memoryview(repeat.frame))
+        last = first + repeat.count
+        with self._files.use(self.path) as fd:
+            for record in walk(reader(fd), position, size, None):
+                skipped = max(0, first - record.first)
+                if skipped >= record.count:
+                    continue
+                body = record.body[skip_messages(record.body, skipped) :]
+                count = min(record.count - skipped, last - first)
+                body = body[: skip_messages(body, count)]
+                if record.where != repeat.where or body != wanted[: len(body)]:
+                    return False
+                first, wanted = first + count, wanted[len(body) :]
+                if first == last:
+                    return not wanted
+        return False
 
     def delete(self) -> None:
         """Delete it. Raises OSError."""
@@ -212,11 +258,6 @@ class StageWrite(NamedTuple):
             kind = DiskFull if failure.errno in NO_ROOM else LogPoisoned
             return FailedBatch(kind(f"the stage could not store the messages: {failure.strerror}"), poisoned=False)
         return self.size + len(data)
-
-
-def _where(record: StageRecord) -> Where:
-    properties = record.properties
-    return properties["topic"], int(properties["partition"])
 
 
 def _cut(fd: int, size: int, failure: OSError) -> None:

@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 import trio
 
-from qb.core.wire.errors import BrokerError, Internal, LogDamaged, LogPoisoned, UnknownStage
+from qb.core.wire.errors import BrokerError, Internal, LogDamaged, LogPoisoned, OutOfSequence, UnknownStage
 from qb.storage.commit.batch_commit import FailedBatch
 from qb.storage.engine import Settled, StagedMessages, Where
 from qb.storage.files import make_directory, sync_directory
 from qb.storage.log.log_context import LogContext
-from qb.storage.log.sealed_batches import BadBatch
+from qb.storage.log.sealed_batches import SEAL_HEAD, BadBatch
 from qb.storage.signals import Signal
-from qb.storage.stages.stage_file import RecoveredStage, StageFile, StagePiece, StageWrite
+from qb.storage.stages.stage_file import NEWEST, RecoveredStage, StageFile, StagePiece, StageRepeat, StageWrite
 
 logger = logging.getLogger(__name__)
 WRITE_BYTES = 1_000_000  # at most so much goes into one write, as in a log
@@ -45,7 +45,8 @@ class LocalStage:
 
     def __init__(self, stage_id: str, shared: LogContext, file: StageFile, found: RecoveredStage) -> None:
         self.stage_id = stage_id
-        self.transaction, self.number, self._counts, self._size, _ = found
+        self.transaction, self.number, self._counts, self._size, _, newest = found
+        self._newest = deque(newest, maxlen=NEWEST)  # as in RecoveredStage
         self.failure: BrokerError | None = None
         self.file = file
         self._shared = shared
@@ -89,11 +90,34 @@ class LocalStage:
         if not self._writing:
             self._write()
 
-    def when_durable(self, done: Settled) -> None:
+    def repeat(self, frame: bytes, where: Where, first: int, count: int, done: Settled) -> None:
+        compare = partial(self._compare, StageRepeat(frame, where, first, count), done)
         if self._writing:
-            self._add(_Waiting(None, done))
+            self._add(_Waiting(None, compare))
         else:
-            self._answer([_Waiting(None, done)], self.failure, self._shared.clock())
+            self._answer([_Waiting(None, compare)], self.failure, self._shared.clock())
+
+    def _compare(self, repeat: StageRepeat, done: Settled, error: BrokerError | None, append_ms: int) -> None:
+        """Look whether the messages, which are durable, are the same; in a writer thread, since files are read."""
+        if error is not None:
+            done(error, append_ms)
+            return
+        before = [position for first, position in self._newest if first <= repeat.first]
+        look = partial(self.file.holds, repeat, max(before, default=0), self._size)
+        self._shared.writers.submit(look, partial(self._compared, repeat, done, append_ms))
+
+    def _compared(self, repeat: StageRepeat, done: Settled, append_ms: int, found: bool | BaseException) -> None:
+        error: BrokerError | None = None
+        if isinstance(found, BadBatch):
+            error = LogDamaged(self.file.path, found.position, found.what)
+        elif isinstance(found, BaseException):
+            error = self.failure or Internal(f"{self.file.path} cannot be read now: {found}")
+        elif not found:
+            error = OutOfSequence(
+                f"stage {self.stage_id!r} holds other messages with the numbers {repeat.first} to "
+                f"{repeat.first + repeat.count - 1}: two publishers fill it; begin a stage for each"
+            )
+        self._answer([_Waiting(None, done)], error, append_ms)
 
     def _answer(self, waiting: Iterable[_Waiting], error: BrokerError | None, append_ms: int) -> None:
         for _, done in waiting:
@@ -128,7 +152,10 @@ class LocalStage:
         self._changed.set()
 
     def _take_in(self, pieces: Sequence[StagePiece], size: int) -> None:
-        for _, where, count in pieces:
+        position = self._size
+        for frame, where, count in pieces:
+            self._newest.append((self._messages, position))
+            position += len(frame) + SEAL_HEAD.size
             self._counts[where] = self._counts.get(where, 0) + count
             self._messages += count
         self._size = size

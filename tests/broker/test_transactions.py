@@ -292,6 +292,20 @@ async def test_a_repeat_is_answered_and_not_stored_again_and_a_gap_is_refused(a_
         assert await bodies(peer, "t") == [b"1", b"2", b"3"]
 
 
+async def test_a_repeat_with_another_message_is_refused_and_the_stage_goes_on(a_broker):
+    async with a_broker() as connect:
+        peer, other = await connect(), await connect()
+        await make_topic(peer, "t", 2)
+        stage = await begin(peer, "x")
+        assert await stage.send("t", 0, b"1", b"2") == "2"
+        taken_over = Staging(other, stage.stage_id)
+        assert await taken_over.send("t", 0, b"1", b"B", first=0) == "OUT_OF_SEQUENCE"
+        assert await taken_over.send("t", 1, b"1", b"2", first=0) == "OUT_OF_SEQUENCE"
+        assert await stage.send("t", 0, b"3") == "3"
+        await commit(peer, "x", stage)
+        assert await bodies(peer, "t") == [b"1", b"2", b"3"]
+
+
 async def test_frames_in_flight_are_taken_in_order_and_a_repeat_of_one_waits_for_it(a_broker, monkeypatch):
     async with a_broker() as connect:
         peer, other = await connect(), await connect()

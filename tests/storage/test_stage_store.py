@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from qb.core.wire.errors import BrokerError, DiskFull, LogDamaged, LogPoisoned, ShuttingDown
+from qb.core.wire.errors import BrokerError, DiskFull, LogDamaged, LogPoisoned, OutOfSequence, ShuttingDown
 from qb.core.wire.frames import MessageType, decode_frame, encode_frame, frame_length
 from qb.storage.engine import StageLog, Where
 from qb.storage.local_engine import LocalEngine
@@ -33,6 +33,13 @@ def give(stage: StageLog, where: Where, *bodies: bytes) -> Receipt:
     """Append a frame without waiting."""
     receipt = Receipt()
     stage.append(stage_frame(stage, where, bodies, stage.taken), where, len(bodies), receipt)
+    return receipt
+
+
+def give_again(stage: StageLog, where: Where, first: int, *bodies: bytes) -> Receipt:
+    """Append a frame again whose numbers were used before, without waiting."""
+    receipt = Receipt()
+    stage.repeat(stage_frame(stage, where, bodies, first), where, first, len(bodies), receipt)
     return receipt
 
 
@@ -224,8 +231,7 @@ async def test_what_arrives_while_a_frame_is_synced_is_written_and_answered_toge
         first = give(stage, T0, b"first")
         await trio.to_thread.run_sync(reached.wait, 10)
         others = [give(stage, T0, b"%d" % number) for number in range(10)]
-        repeated = Receipt()
-        stage.when_durable(repeated)
+        repeated = give_again(stage, T0, 0, b"first")
         assert (stage.messages, stage.taken) == (0, 11)
         assert not any(receipt.calls for receipt in (first, *others, repeated))
         go.set()
@@ -234,10 +240,34 @@ async def test_what_arrives_while_a_frame_is_synced_is_written_and_answered_toge
         assert len(calls) == 2
         assert (stage.messages, stage.taken) == (11, 11)
         assert await staged(stage) == {T0: [b"first", *[b"%d" % number for number in range(10)]]}
-        nothing_under_way = Receipt()
-        stage.when_durable(nothing_under_way)
-        assert not nothing_under_way.calls, "never inside the call"
-        await nothing_under_way.wait()
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_repeat_is_accepted_only_if_the_same_messages_are_stored(tmp_path: Path, restarted: bool) -> None:
+    async with opened(tmp_path) as engine:
+        stage = await engine.begin_stage("x", None)
+        for number in range(0, 200, 2):  # more frames than the stage knows the beginnings of
+            await put(stage, T0, b"%d" % number, b"%d" % (number + 1))
+        await put(stage, T1, b"other partition")
+        if not restarted:
+            await check_repeats(stage)
+    if restarted:
+        async with opened(tmp_path) as engine:
+            (stage,) = engine.stages().values()
+            await check_repeats(stage)
+
+
+async def check_repeats(stage: StageLog) -> None:
+    same = [(0, b"0", b"1"), (198, b"198", b"199"), (1, b"1"), (101, b"101", b"102", b"103"), (3, b"3", b"4")]
+    for first, *bodies in same:
+        await give_again(stage, T0, first, *bodies).wait()
+    await give_again(stage, T1, 200, b"other partition").wait()
+    other = [(0, b"0", b"2"), (0, b"0", b"11"), (198, b"198", b"19"), (198, b""), (199, b"199", b"other partition")]
+    for first, *bodies in other:
+        with pytest.raises(OutOfSequence, match="holds other messages"):
+            await give_again(stage, T0, first, *bodies).wait()
+    with pytest.raises(OutOfSequence):
+        await give_again(stage, T1, 0, b"0", b"1").wait()
 
 
 async def test_a_stage_without_room_says_so_until_its_frames_are_being_written(
