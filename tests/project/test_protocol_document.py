@@ -46,7 +46,7 @@ BASIC: list[Step] = [
     ("Join it: the answer, then the message", [encode_frame(T.SUBSCRIBE, 7, NOON, {"subscription_id": "till"})], 2),
     ("Leave it", [encode_frame(T.UNSUBSCRIBE, 8, NOON, {"subscription_id": "till"})], 1),
     ("Remove it", [encode_frame(T.DELETE_SUBSCRIPTION, 9, NOON, {"subscription_id": "till"})], 1),
-    ("A type that nobody knows", [encode_frame(99, 5, NOON)], 1),
+    ("An unknown type", [encode_frame(99, 5, NOON)], 1),
     ("Bytes that are no frame: the answer, and the broker closes", [b"GET / HT"], 1),
 ]
 FAST: list[Step] = [
@@ -98,7 +98,7 @@ FAST: list[Step] = [
         1,
     ),
     (
-        "Stage a message: durable, and nobody sees it",
+        "Stage a message: durable, and not visible",
         [
             encode_frame(
                 T.STAGE,
