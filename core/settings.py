@@ -55,6 +55,23 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: Annotated[
         int, Setting("QB_MAX_CONNECTIONS", INTEGER.within(1, 1_000_000), "connections open at the same time")
     ] = 10_000
+    max_connections_per_address: Annotated[
+        int,
+        Setting(
+            "QB_MAX_CONNECTIONS_PER_ADDRESS",
+            INTEGER.within(0, 1_000_000),
+            "of them from one address; 0: a tenth, and no limit on loopback",
+        ),
+    ] = 0
+    max_unfinished_bytes: Annotated[
+        int,
+        Setting(
+            "QB_MAX_UNFINISHED_BYTES", SIZE.within(1), "bytes of frames, lines and requests that are not whole yet"
+        ),
+    ] = 128 * 2**20
+    frame_deadline: Annotated[
+        float, Setting("QB_FRAME_DEADLINE", SECONDS.within(0.01), "time for a frame, line or request to become whole")
+    ] = 120.0
     max_message_size: Annotated[
         int, Setting("QB_MAX_MESSAGE_SIZE", SIZE.within(1, 2**30), "bytes in the body of one message")
     ] = 16 * 2**20
@@ -97,6 +114,17 @@ class JsonSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     host: Annotated[str, Setting("QB_JSON_HOST", TEXT, "address to listen on")] = "127.0.0.1"
     port: Annotated[int, Setting("QB_JSON_PORT", INTEGER.within(0, 65535), "port to listen on; 0: no such door")] = 4040
+    max_connections: Annotated[
+        int, Setting("QB_JSON_MAX_CONNECTIONS", INTEGER.within(1, 1_000_000), "of all connections, by this door")
+    ] = 5_000
+    idle_timeout: Annotated[
+        float,
+        Setting(
+            "QB_JSON_IDLE_TIMEOUT",
+            SECONDS.within(0),
+            "a peer that says nothing for so long is dropped, unless it is pushed to; 0: never",
+        ),
+    ] = 600.0
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +132,9 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     host: Annotated[str, Setting("QB_HTTP_HOST", TEXT, "address to listen on")] = "127.0.0.1"
     port: Annotated[int, Setting("QB_HTTP_PORT", INTEGER.within(0, 65535), "port to listen on; 0: no such door")] = 8080
+    max_connections: Annotated[
+        int, Setting("QB_HTTP_MAX_CONNECTIONS", INTEGER.within(1, 1_000_000), "of all connections, by this door")
+    ] = 5_000
     hosts: Annotated[
         tuple[str, ...],
         Setting("QB_HTTP_HOSTS", NAMES, "names by which clients reach this door, besides addresses and localhost"),

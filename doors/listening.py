@@ -7,16 +7,22 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from typing import NamedTuple, Protocol
 
 import trio
 
 from qb.core.broker.message_broker import MessageBroker
+from qb.core.pacing import portions
+from qb.core.settings import Settings
 from qb.core.wire.errors import BrokerError, TooManyConnections
 from qb.doors.binary.replies import refusal
 from qb.doors.binary.session import Session
+from qb.doors.brief_session import BriefSession, brief_scopes
+from qb.doors.connection_limits import ConnectionLimits, Place
 from qb.doors.socket_poll import AVAILABLE, SocketPoll
 from qb.doors.transport import Transport
+from qb.doors.unfinished_input import InputBudget
 from qb.storage.faults import Faults, keep_running
 
 log = logging.getLogger("qb.server")
@@ -63,6 +69,7 @@ class Door(Protocol):
     """A way to speak with the broker."""
 
     name: str  # one word: how its connections are counted
+    urgent: bytes  # how a request begins that is answered even if there is no place; b"": none is
 
     def open(self, transport: Transport, address: str) -> PeerSession:
         """Return the session of a peer that has come."""
@@ -75,6 +82,7 @@ class BinaryDoor:
     """The binary door."""
 
     name = "frames"
+    urgent = b""
 
     def __init__(self, broker: MessageBroker) -> None:
         self._broker = broker
@@ -103,12 +111,23 @@ class ListeningDoor(NamedTuple):
             listener.close()
 
 
+def _limits(settings: Settings) -> ConnectionLimits:
+    by_door = {
+        "json": (settings.json.max_connections, "QB_JSON_MAX_CONNECTIONS"),
+        "http": (settings.http.max_connections, "QB_HTTP_MAX_CONNECTIONS"),
+    }
+    return ConnectionLimits(settings.server.max_connections, settings.server.max_connections_per_address, by_door)
+
+
 class Peers:
     """Everybody who is connected, through whichever door."""
 
     def __init__(self, broker: MessageBroker) -> None:
         self._broker = broker
         self._sessions: set[PeerSession] = set()
+        self._limits = _limits(broker.settings)
+        self._budget = InputBudget(broker.settings.server.max_unfinished_bytes, broker.settings.server.frame_deadline)
+        self._briefs = brief_scopes()
         self._faults = Faults()
         self._readiness = SocketPoll(broker.engine.commit_step) if AVAILABLE else None
 
@@ -129,30 +148,46 @@ class Peers:
                     log.warning("cannot accept a connection: %s", error.strerror)
                     await trio.sleep(0.1)
                 continue
-            self._welcome(sock, f"{address[0]}:{address[1]}", door, sessions)
+            self._welcome(sock, address[0], address[1], door, sessions)
 
-    def _welcome(self, sock: socket.socket, address: str, door: Door, sessions: trio.Nursery) -> None:
-        transport = Transport(sock, self._readiness)
-        most = self._broker.settings.server.max_connections
-        if self._broker.connections < most:
-            self._broker.connections += 1
-            self._broker.metrics.connections[door.name] += 1
-            self._broker.metrics.connections_accepted[door.name] += 1
-            sessions.start_soon(self._serve, door.open(transport, address), door)
-            return
-        self._broker.metrics.connections_refused[door.name] += 1
-        log.warning("refused %s: %d connections are the most allowed", address, most)
-        transport.send(door.refuse(TooManyConnections(f"this broker allows {most} connections and has them")))
-        transport.close()
-
-    async def _serve(self, session: PeerSession, door: Door) -> None:
-        self._sessions.add(session)
+    def _welcome(self, sock: socket.socket, host: str, port: int, door: Door, sessions: trio.Nursery) -> None:
+        transport, address = Transport(sock, self._readiness, self._budget), f"{host}:{port}"
         try:
-            with Faults().contained(f"a session of {door.name}"):
+            place = self._limits.admit(door.name, host, has_urgent=bool(door.urgent))
+        except TooManyConnections as error:
+            transport.send(self._refusal(door, address, error))
+            transport.close()
+            return
+        session = (
+            door.open(transport, address)
+            if place.refusal is None
+            else self._brief(transport, door, address, place.refusal)
+        )
+        sessions.start_soon(self._serve, session, place)
+
+    def _refusal(self, door: Door, address: str, error: TooManyConnections) -> bytes:
+        self._broker.metrics.connections_refused[door.name] += 1
+        log.warning("refused %s: %s", address, error)
+        return door.refuse(error)
+
+    def _brief(self, transport: Transport, door: Door, address: str, error: TooManyConnections) -> PeerSession:
+        async def serve() -> None:
+            await door.open(transport, address).run()
+
+        return BriefSession(transport, door.urgent, serve, partial(self._refusal, door, address, error), self._briefs)
+
+    async def _serve(self, session: PeerSession, place: Place) -> None:
+        self._sessions.add(session)
+        self._broker.connections += 1
+        self._broker.metrics.connections[place.door] += 1
+        self._broker.metrics.connections_accepted[place.door] += place.refusal is None
+        try:
+            with Faults().contained(f"a session of {place.door}"):
                 await session.run()
         finally:
+            self._limits.leave(place)
             self._broker.connections -= 1
-            self._broker.metrics.connections[door.name] -= 1
+            self._broker.metrics.connections[place.door] -= 1
             self._sessions.discard(session)
 
     async def hear(self) -> None:
@@ -161,14 +196,16 @@ class Peers:
             await self._readiness.run()
 
     async def keep_alive(self) -> None:
-        """Probe silent peers and drop dead ones, for ever: one timer for all."""
-        interval = self._broker.settings.server.heartbeat_interval
+        """Probe silent peers, drop dead ones and those that never finish what they began, for ever."""
+        server, idle = self._broker.settings.server, self._broker.settings.json.idle_timeout or inf
         while True:
-            await trio.sleep(interval / 8)
-            now = trio.current_time() - self._broker.metrics.event_loop.stalled_so_far()
-            for session in list(self._sessions):
-                with self._faults.contained("a look whether a peer lives"):
-                    session.check_life(now)
+            await trio.sleep(min(server.heartbeat_interval, server.frame_deadline, idle) / 8)
+            async for sessions in portions(list(self._sessions)):
+                now = trio.current_time() - self._broker.metrics.event_loop.stalled_so_far()
+                for session in sessions:
+                    with self._faults.contained("a look whether a peer lives"):
+                        session.check_life(now)
+            self._budget.look(trio.current_time() - self._broker.metrics.event_loop.stalled_so_far())
 
     def drain(self) -> None:
         """Ask every session to finish."""

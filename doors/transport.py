@@ -10,12 +10,15 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import trio
 
 from qb.doors.socket_poll import RECEIVE_BYTES, SocketPoll, receive_into
+from qb.doors.unfinished_input import InputBudget, UnfinishedInput
 from qb.storage.signals import Signal
 
+LINGER = 2.0  # seconds that a peer has to notice that we have closed
 PARTS_AT_ONCE = 1024  # that every system takes in one call; the rest is queued
 
 # One for all peers of an event loop: a buffer of this size for every recv() would cost more than most requests.
@@ -33,10 +36,14 @@ def _receive_buffer() -> memoryview:
 class Transport:
     """A stream of bytes to one peer. Sending never blocks: watch `queued` and stop producing when it grows."""
 
-    def __init__(self, sock: socket.socket, readiness: SocketPoll | None = None) -> None:
+    def __init__(
+        self, sock: socket.socket, readiness: SocketPoll | None = None, budget: InputBudget | None = None
+    ) -> None:
         sock.setblocking(False)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # the kernel finds out when its machine is gone
+        self.unfinished = UnfinishedInput(budget or InputBudget())
         self._socket = sock
         self._readiness = readiness
         self._queue: deque[memoryview] = deque()
@@ -63,6 +70,17 @@ class Transport:
             size = receive_into(self._socket, buffer)
             if size is not None:
                 return buffer[:size]
+
+    async def peek(self, size: int) -> bytes:
+        """Return the first bytes that the peer has sent, at most `size`, and leave them there; b"" if it has gone."""
+        while True:
+            await trio.lowlevel.wait_readable(self._socket)
+            try:
+                return self._socket.recv(size, socket.MSG_PEEK)
+            except (BlockingIOError, InterruptedError):
+                continue
+            except OSError:
+                return b""
 
     async def attend(self, take: Callable[[memoryview], bool]) -> bool:
         """Hand what the peer sends to `take`, in the step of the event loop that reads it, until that returns False.
@@ -138,13 +156,26 @@ class Transport:
         while self.queued > limit:
             await self._changed.wait()
 
+    async def linger(self) -> None:
+        """Send no more, and let a peer that is still sending read what it was sent: closing now would be a reset.
+
+        Returns when the peer has closed, or after LINGER seconds.
+        """
+        with trio.move_on_after(LINGER), suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+            while await self.receive():
+                pass
+
     def abort(self) -> None:
         """Make close() a reset: what the peer has not read is thrown away, in the kernel too."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     def close(self) -> None:
-        """Close the socket; waiting tasks are told."""
+        """Close the socket; waiting tasks are told. A second time does nothing."""
         self._lose()
+        if self._socket.fileno() < 0:
+            return
+        self.unfinished.close()
         trio.lowlevel.notify_closing(self._socket)
         self._socket.close()
 

@@ -86,6 +86,11 @@ class JoinedSubscriptions:
         self._joined: dict[str, tuple[ActiveSubscription, DeliverySink]] = {}
         self.fast = False
 
+    @property
+    def any(self) -> bool:
+        """Is there one that this peer is pushed to?"""
+        return any(not active.gone for active, _ in self._joined.values())
+
     def join(self, subscription_id: str, member: str, window: int | None, announces: bool) -> Mapping[str, str]:
         """Join; deliveries start after the caller has had the chance to answer. Raises SubscriptionBusy, BadRequest."""
         sink = DeliverSink(member, self._transport) if self.fast else BasicSink(member, self._transport)

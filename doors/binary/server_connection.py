@@ -136,6 +136,10 @@ class ServerConnection:
         """How many received bytes are not yet part of an event."""
         return len(self._unread) - self._at
 
+    def discard(self) -> None:
+        """Let go of what has come, and take nothing more."""
+        self._unread, self._at, self._closed = bytearray(), 0, True
+
     def peek_number(self) -> int:
         """Return the sequence number of the frame at the front, or 0 if it has not arrived."""
         return HEAD.unpack_from(self._unread, self._at)[2] if self.unread >= HEAD.size else 0

@@ -59,6 +59,7 @@ class Session:
         self._staging = StageRequests(broker, transport.send)
         self._subscribing = JoinedSubscriptions(broker.subscriptions, transport)
         transport.has_emptied = self._subscribing.has_room
+        transport.unfinished.refuse = self._break_off
         self._events = 0
         self._wait: Wait | None = None  # what the events behind those handled so far wait for
         self._answers: trio.Nursery
@@ -67,6 +68,7 @@ class Session:
         self._fetching = trio.Lock()
         self._reading = trio.CancelScope()
         self._goodbye = ""  # why we read nothing more
+        self._broken_off: BrokerError | None = None  # what the peer is told when we break off
         self._scope = trio.CancelScope()
         self.name = name
         interval = broker.settings.server.heartbeat_interval
@@ -87,7 +89,7 @@ class Session:
                     await self._finish()
                     nursery.cancel_scope.cancel()
         finally:
-            self._subscribing.leave_all(died=not self._reading.cancel_called)
+            self._subscribing.leave_all(died=self._broken_off is not None or not self._reading.cancel_called)
             self._transport.close()
 
     async def _read(self, answers: trio.Nursery) -> None:
@@ -98,7 +100,9 @@ class Session:
                 while await self._listen():
                     while self._wait is not None:
                         await self._wait()
-                        self._wait = self._handle_events()
+                        self._wait = self._handle_received()
+            if self._broken_off is not None:
+                raise self._broken_off
         except SessionEnded:
             pass
         except BrokerError as error:  # one that the connection does not survive
@@ -121,7 +125,7 @@ class Session:
         """Handle what has come; False if something must be waited for."""
         self._life.heard = True
         working_on(self)
-        self._wait = self._handle_events(self._connection.receive(data))
+        self._wait = self._handle_received(self._connection.receive(data))
         return self._wait is None
 
     async def _finish(self) -> None:
@@ -130,13 +134,22 @@ class Session:
         await self._staging.wait_until_settled()
         while self._waiting[MessageType.REQUEST]:
             await self._answered.wait()
-        if self._reading.cancel_called:
+        if self._reading.cancel_called and self._broken_off is None:
             self._transport.send(encode_frame(MessageType.GOODBYE, 0, now_ms(), {"reason": self._goodbye}))
         await self._transport.wait_for_room(0)
+        if self._broken_off is not None:
+            await self._transport.linger()
 
     def drain(self, reason: str = "the broker is shutting down") -> None:
         """Read nothing more, answer what was received, say goodbye."""
         self._goodbye = reason
+        self._reading.cancel()
+
+    def _break_off(self, error: BrokerError) -> None:
+        """Read nothing more, and end the session with an error."""
+        log.info("ended the session of %s: %s", self.name, error)
+        self._connection.discard()
+        self._broken_off = error
         self._reading.cancel()
 
     def drop(self, why: str) -> None:
@@ -154,6 +167,14 @@ class Session:
             self._transport.send(encode_frame(MessageType.HEARTBEAT, PROBE, now_ms()))
 
     # Events
+
+    def _handle_received(self, only: PublishRun | None = None) -> Wait | None:
+        """Handle what has been received, as far as that is possible now; what is not whole yet is accounted for."""
+        before = self._events
+        wait = self._handle_events(only)
+        unfinished = self._connection.unread if wait is None else 0  # else it is whole frames that wait for us
+        self._transport.unfinished.hold(unfinished, anew=self._events != before)
+        return wait
 
     def _handle_events(self, only: PublishRun | None = None) -> Wait | None:
         """Handle what has been received, up to what must be waited for before the rest is handled.

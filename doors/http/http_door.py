@@ -34,6 +34,7 @@ class HttpDoor:
     """Serves each connection that comes."""
 
     name = "http"
+    urgent = b"GET /health "
 
     def __init__(self, broker: MessageBroker) -> None:
         self.service = make_service(broker)

@@ -6,12 +6,13 @@ docs/JSON_LINES.md is the contract.
 from __future__ import annotations
 
 import logging
+from math import inf
 
 import trio
 
 from qb.core.broker.message_broker import MessageBroker
 from qb.core.pacing import working_on
-from qb.core.wire.errors import REPLIES, BrokerError
+from qb.core.wire.errors import REPLIES, BrokerError, PeerMisbehaved
 from qb.doors.json_lines.json_answers import failure, success, words
 from qb.doors.json_lines.json_methods import JsonMethods, JsonWaits
 from qb.doors.json_lines.line_splitter import LineSplitter
@@ -28,6 +29,7 @@ class JsonDoor:
     """Opens a session for each peer."""
 
     name = "json"
+    urgent = b""
 
     def __init__(self, broker: MessageBroker) -> None:
         self._broker = broker
@@ -48,9 +50,12 @@ class JsonSession:
         self._patience = JsonWaits()
         self._methods = JsonMethods(broker, transport, name, self._patience)
         self._scope = trio.CancelScope()
-        self._life = PeerLife(transport, broker.settings.server.heartbeat_interval)
+        idle = broker.settings.json.idle_timeout or inf
+        self._life = PeerLife(transport, broker.settings.server.heartbeat_interval, silence=idle)
+        self._broken_off: BrokerError | None = None  # what the peer is told when we break off
         self.name = name
         transport.has_emptied = self._methods.subscribing.has_room
+        transport.unfinished.refuse = self._break_off
 
     async def run(self) -> None:
         """Serve the peer until it goes or is dropped. Raises nothing."""
@@ -60,6 +65,8 @@ class JsonSession:
                     nursery.start_soon(self._transport.send_queued)
                     await self._converse()
                     await self._transport.wait_for_room(0)
+                    if self._broken_off is not None:
+                        await self._transport.linger()
                     nursery.cancel_scope.cancel()
         finally:
             self._transport.close()
@@ -68,8 +75,13 @@ class JsonSession:
         """Answer every line until the peer sends no more, has lost our trust, or we drain."""
         try:
             while data := await self._receive():
+                whole = False
                 for line in self._lines.feed(data):
+                    whole = True
                     await self._answer(line)
+                self._transport.unfinished.hold(self._lines.unfinished, anew=whole)
+            if self._broken_off is not None:
+                raise self._broken_off
             for line in () if self._patience.ended else self._lines.finish():
                 await self._answer(line)
         except BrokerError as error:  # one that the connection does not survive
@@ -78,13 +90,16 @@ class JsonSession:
             log.exception("session with %s ended by a fault of ours", self.name)
             self._transport.send(failure("internal error"))
         finally:
-            self._methods.subscribing.leave_all(died=not self._patience.ended)
+            self._methods.subscribing.leave_all(died=self._broken_off is not None or not self._patience.ended)
 
     async def _receive(self) -> bytes:
         """Return what the peer has sent; b"" when no more will come or be read."""
         data = b""
+        self._life.listening = not self._methods.subscribing.any  # one that is pushed to need not speak
         with self._patience.waiting():
             data = await self._transport.receive()
+        self._life.listening = False
+        self._life.heard = True
         return data
 
     async def _answer(self, line: bytes | None) -> None:
@@ -105,14 +120,25 @@ class JsonSession:
                 raise
             return failure(words(error))
 
+    def _break_off(self, error: BrokerError) -> None:
+        """Read nothing more, and end the session with an error."""
+        log.info("ended the session of %s: %s", self.name, error)
+        self._lines.discard()
+        self._broken_off = error
+        self._patience.end()
+
     def drain(self) -> None:
         """Read nothing more, answer what was received."""
         self._patience.end()
 
     def check_life(self, now: float) -> None:
-        """Called now and then: drop a peer that does not read. Silence is fine: people type."""
+        """Called now and then: drop a peer that does not read, or says nothing for long. People type slowly."""
         why = self._life.look(now)
-        if why is not None:
+        if why is None:
+            return
+        if self._transport.queued:
             log.info("dropped %s: %s", self.name, why)
             self._transport.abort()
             self._scope.cancel()
+        else:
+            self._break_off(PeerMisbehaved(f"{why}; a line now and then keeps the connection (QB_JSON_IDLE_TIMEOUT)"))

@@ -26,6 +26,15 @@ class LineSplitter:
         if self._unfinished or self._too_long:
             yield self._take()
 
+    @property
+    def unfinished(self) -> int:
+        """How many bytes of a line that is not whole yet are kept."""
+        return len(self._unfinished)
+
+    def discard(self) -> None:
+        """Let go of what has come of a line."""
+        self._unfinished, self._too_long = bytearray(), False
+
     def _keep(self, part: bytes) -> None:
         if len(self._unfinished) + len(part) > self.limit:
             self._too_long = True

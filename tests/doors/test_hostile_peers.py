@@ -7,7 +7,6 @@ import os
 import random
 import re
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ from qb import BrokerClient
 from qb.core.wire.frames import PROBE, Frame, MessageType, decode_frame, encode_frame, frame_length
 from qb.doors.binary.methods import METHODS
 from tests.support.brokers import BrokerProcess
+from tests.support.bystanders import GoodClient, memory
 from tests.support.peers import Peer
 from tests.support.waiting import wait_until
 
@@ -27,51 +27,6 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 MiB = 2**20
 MAX_MESSAGE = MiB
 StartBroker = Callable[..., BrokerProcess]
-
-
-def memory(broker: BrokerProcess, field: str = "VmRSS") -> int:
-    """Return the broker's resident memory in bytes; VmHWM is the most that it has ever had."""
-    with open(f"/proc/{broker.process.pid}/status") as status:
-        return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field))
-
-
-class GoodClient(threading.Thread):
-    """Publishes one message after another, all the time, and must never notice anything."""
-
-    def __init__(self, port: int) -> None:
-        super().__init__(daemon=True)
-        self._client = BrokerClient(port=port)
-        self._client.create_topic("good")
-        self._stopping = threading.Event()
-        self._failure: BaseException | None = None
-        self.published = 0
-        self.start()
-
-    def run(self) -> None:
-        try:
-            while not self._stopping.is_set():
-                receipt = self._client.publish("good", b"%d" % self.published)
-                assert receipt.offset == self.published
-                assert not receipt.duplicate  # which it would be if the connection had been lost
-                self.published += 1
-        except BaseException as error:
-            self._failure = error
-
-    def wait_for_more(self) -> None:
-        """Return when it has gone on."""
-        seen = self.published
-        wait_until(lambda: self.published >= seen + 3 or self._failure is not None)
-        self.check()
-
-    def check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def stop(self) -> None:
-        self._stopping.set()
-        self.join(timeout=60)
-        self._client.disconnect()
-        self.check()
 
 
 @pytest.fixture(scope="module")

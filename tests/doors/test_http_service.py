@@ -181,6 +181,7 @@ async def test_one_connection_more_than_allowed_is_refused_in_the_language_of_th
         peer = await connect.http()
         await peer.ok("GET", "/health")
         refused = await connect.http()
+        await refused.send("GET", "/topics")
         answer = (await refused.stream.receive_some()).decode()
         assert answer.startswith("HTTP/1.1 503 ")
         assert json.loads(answer.partition("\r\n\r\n")[2])["code"] == "TOO_MANY_CONNECTIONS"

@@ -1,0 +1,98 @@
+"""How many connections there may be: in all, by door and by address. Pure: addresses in, places out.
+
+The last few places are for loopback alone, so that the operator's own client gets in when others have taken the rest.
+A door with something urgent to answer (`/health`) has a few brief places beyond all limits but that of an address.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from ipaddress import IPv6Address, ip_address
+from typing import NamedTuple
+
+from qb.core.wire.errors import TooManyConnections
+
+RESERVED = 16  # places for loopback, but never more than a tenth of all
+
+
+class Place(NamedTuple):
+    """What a connection has been given."""
+
+    door: str
+    address: str
+    refusal: TooManyConnections | None  # why it may only ask for something urgent
+
+
+class ConnectionLimits:
+    """The connections that there are, and whether there may be one more."""
+
+    def __init__(self, total: int, per_address: int = 0, by_door: Mapping[str, tuple[int, str]] | None = None) -> None:
+        """`by_door` gives the limit of a door and the setting that it comes from.
+
+        `per_address` 0 means a tenth of all, and no limit for loopback.
+        """
+        self._total = total
+        self._per_address = per_address
+        self._by_door = by_door or {}
+        self._shared = total - min(RESERVED, total // 10)
+        self.count = 0
+        self._doors: Counter[str] = Counter()
+        self._addresses: Counter[str] = Counter()
+
+    def admit(self, door: str, host: str, *, has_urgent: bool = False) -> Place:
+        """Return a place for a peer from that address. Raises TooManyConnections.
+
+        A door that `has_urgent` requests gets a place with a refusal instead, for those requests alone.
+        """
+        address, is_loopback = _source(host)
+        self._check_address(address, is_loopback)
+        refusal = None
+        try:
+            self._check_room(door, is_loopback)
+        except TooManyConnections as error:
+            if not has_urgent:
+                raise
+            refusal = error
+        place = Place(door, address, refusal)
+        self._note(place, 1)
+        return place
+
+    def leave(self, place: Place) -> None:
+        """A connection has ended."""
+        self._note(place, -1)
+
+    def _note(self, place: Place, change: int) -> None:
+        self._addresses[place.address] += change
+        if not self._addresses[place.address]:
+            del self._addresses[place.address]
+        if place.refusal is None:
+            self.count += change
+            self._doors[place.door] += change
+
+    def _check_address(self, address: str, is_loopback: bool) -> None:
+        most = self._per_address or (self._total if is_loopback else max(1, self._total // 10))
+        if self._addresses[address] >= most and (self._per_address or not is_loopback):
+            what = f"this broker allows {most} connections from one address and has them from {address}"
+            raise TooManyConnections(f"{what} (QB_MAX_CONNECTIONS_PER_ADDRESS)")
+
+    def _check_room(self, door: str, is_loopback: bool) -> None:
+        if door in self._by_door:
+            most, setting = self._by_door[door]
+            most = min(most, max(1, self._shared))
+            if self._doors[door] >= most:
+                raise TooManyConnections(f"this broker allows {most} connections of this kind and has them ({setting})")
+        most = self._total if is_loopback else self._shared
+        if self.count >= most:
+            raise TooManyConnections(f"this broker allows {most} connections and has them (QB_MAX_CONNECTIONS)")
+
+
+def _source(host: str) -> tuple[str, bool]:
+    """Return what counts as one address, and whether it is loopback. A network of IPv6 (/64) is one."""
+    address = ip_address(host)
+    if isinstance(address, IPv6Address):
+        if address.ipv4_mapped is not None:
+            return _source(str(address.ipv4_mapped))
+        if not address.is_loopback:
+            return f"{IPv6Address(int(address) >> 64 << 64)}/64", False
+    return str(address), address.is_loopback
