@@ -148,14 +148,14 @@ class DesiredMembership:
             self.inbox = None
 
     def words(self, conversation: Conversation) -> bytes:
-        """Return a SETTLE with all that is to be told, or nothing."""
-        inbox = self.inbox
-        body = inbox.words() if inbox is not None else b""
-        if inbox is None or not body:
-            return b""
-        number, frame = conversation.compose(MessageType.SETTLE, {"subscription_id": self.plan.subscription_id}, body)
-        inbox.told(number)
-        return frame
+        """Return the SETTLEs with all that is to be told, or nothing."""
+        frames = b""
+        while self.inbox is not None and (body := self.inbox.words()):
+            about = {"subscription_id": self.plan.subscription_id}
+            number, frame = conversation.compose(MessageType.SETTLE, about, body)
+            self.inbox.told(number)
+            frames += frame
+        return frames
 
     def tick(self, now: float) -> bool:
         """Look what is due; returns whether there is something to send."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from qb.clients.consuming.key_sequencer import KeySequencer
@@ -18,6 +18,7 @@ from qb.core.wire.offset_runs import runs_of
 
 FLUSH = 2500  # unsent acks that are always worth a frame; also the most that a worker takes at once
 MAX_REASON = 500  # the broker keeps no more of a reason
+MAX_ENTRIES = 600  # runs and messages that one SETTLE names: with the longest reasons, less than the broker takes
 
 
 class JoinTerms(NamedTuple):
@@ -68,6 +69,7 @@ class Inbox:
         self._in_hand: dict[tuple[int, int], MessageBatch] = {}  # by its first message; by each, if settled by hand
         self._open = False  # have we named all of these to the broker?
         self._extend_at: float | None = None
+        self._bodies: deque[bytes] = deque()  # of SETTLEs that are not sent yet
         self._clear()
 
     def _clear(self) -> None:
@@ -279,7 +281,7 @@ class Inbox:
     @property
     def has_words(self) -> bool:
         """Is there anything to tell the broker?"""
-        return bool(self.unsent or self._started or self._extensions or self._extend_all)
+        return bool(self._bodies or self.unsent or self._started or self._extensions or self._extend_all)
 
     @property
     def full(self) -> bool:
@@ -299,10 +301,19 @@ class Inbox:
         return self.has_words and not self._closed
 
     def words(self) -> bytes:
-        """Return the body of a SETTLE with all that is to be told, and forget it; told() follows if it was sent."""
+        """Return the body of a SETTLE with what is to be told, and forget it; told() follows if it was sent.
+
+        It names at most MAX_ENTRIES messages and runs: call again until it returns nothing.
+        """
         self._gather()
         if self._closed or not self.has_words:
             return b""
+        if not self._bodies:
+            self._bodies.extend(_bodies(self._parts()))
+        return self._bodies.popleft()
+
+    def _parts(self) -> dict[str, Any]:
+        """Return all that is to be told, and forget it."""
         runs = [(partition, run) for partition, offsets in self._acked.items() for run in _runs(offsets)]
         parts: dict[str, Any] = {
             "acks": [(partition, run.start, len(run), run.step) for partition, run in runs],
@@ -312,7 +323,7 @@ class Inbox:
             "started": self._started,
         }
         self._clear()
-        return json.dumps({name: part for name, part in parts.items() if part}, separators=(",", ":")).encode()
+        return {name: part for name, part in parts.items() if part}
 
     def _gather(self) -> None:
         """Note what is done in the portions in hand."""
@@ -321,8 +332,8 @@ class Inbox:
                 self._tell_done(portion)
 
     def told(self, number: int) -> None:
-        """The words went out as SETTLE number so-and-so."""
-        if self._lanes:
+        """The words went out as SETTLE number so-and-so; all of them only with the last of several."""
+        if self._lanes and not self._bodies:
             self._lanes.told(number)
 
 
@@ -336,6 +347,24 @@ def _runs(offsets: list[int]) -> list[range]:
     if step > 0 and offsets == list(range(first, last + 1, step)):  # nearly always, and fast
         return [range(first, last + 1, step)]
     return list(runs_of(sorted(set(offsets))))
+
+
+def _bodies(parts: dict[str, Any]) -> Iterator[bytes]:
+    """Yield the bodies of as many SETTLEs as it takes, in the order in which the broker carries them out."""
+    while parts:
+        body: dict[str, Any] = {}
+        room = MAX_ENTRIES
+        for name, part in list(parts.items()):
+            if isinstance(part, list):
+                body[name], rest = part[:room], part[room:]
+                room -= len(body[name])
+            else:
+                body[name], rest = part, []
+            if rest:
+                parts[name] = rest
+                break
+            del parts[name]
+        yield json.dumps(body, separators=(",", ":")).encode()
 
 
 def _sendable(reason: str) -> str:

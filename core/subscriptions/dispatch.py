@@ -6,7 +6,7 @@ from itertools import groupby, islice
 
 from qb.core.subscriptions.failures import expire
 from qb.core.subscriptions.messages.cursor import Cursor
-from qb.core.subscriptions.messages.leases import JoinedSubscriber
+from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.message_records import MessagePlace, MessageRecord
 from qb.core.subscriptions.push_decisions import DeadLetterDecision, Decision, PushDecision
 from qb.core.subscriptions.subscription_state import MAX_WAITING, SubscriptionState

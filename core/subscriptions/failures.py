@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from qb.core.subscriptions.messages.leases import JoinedSubscriber, Lease
+from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
+from qb.core.subscriptions.messages.leases import Lease
 from qb.core.subscriptions.messages.message_records import MessageRecord, UnexplainedDeath
 from qb.core.subscriptions.subscription_state import SubscriptionState
+from qb.core.wire.offset_runs import intersect
 
 MAX_REASON = 500  # characters
 
@@ -32,16 +34,15 @@ def fail(
 
 def expire(state: SubscriptionState, leases: list[Lease], now: float) -> None:
     """End leases whose deadlines have passed; later messages of a key that has failed in them are not to blame."""
-    parts = [(lease.partition, lease.offsets, lease.subscriber) for lease in leases]
+    parts = [(lease, lease.offsets) for lease in leases]
     if state.keyed is not None:  # one by one in their order, whichever lease they are in
-        parts = [(partition, range(at, at + 1), holder) for partition, offsets, holder in parts for at in offsets]
-        parts.sort(key=lambda part: (part[0], part[1].start))
-    for partition, offsets, holder in parts:
-        reason = f"not acked within {state.options.ack_deadline:g} s by {holder.name}"
-        for held, still_held in holder.find(partition, offsets):
-            for record in state.take_back(held, still_held):
-                take_back_followers(state, record)
-                fail(state, record, reason, now, charged=not state.breaker.open)
+        parts = [(lease, range(at, at + 1)) for lease in leases for run in lease.held() for at in run]
+        parts.sort(key=lambda part: (part[0].partition, part[1].start))
+    for lease, offsets in parts:
+        reason = f"not acked within {state.options.ack_deadline:g} s by {lease.subscriber.name}"
+        for record in state.take_back(lease, intersect(lease.offsets, offsets)):
+            take_back_followers(state, record)
+            fail(state, record, reason, now, charged=not state.breaker.open)
 
 
 def take_back_followers(state: SubscriptionState, record: MessageRecord) -> None:
@@ -62,7 +63,7 @@ def leave(state: SubscriptionState, name: str) -> None:
 def died(state: SubscriptionState, name: str, now: float) -> None:
     """Remove a subscriber whose connection was lost, and find the messages that may have caused it."""
     subscriber = state.member(name)
-    named = subscriber.started
+    named = set(subscriber.started)
     records = _remove(state, subscriber)
     started = _maybe_started(records, named, subscriber.announces)
     if len(started) > 1:

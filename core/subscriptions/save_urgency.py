@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from qb.core.subscriptions.messages.leases import JoinedSubscriber
+from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.subscription_state import SubscriptionState
 
 BUSY = 2_500  # messages, or half a window, keep a subscriber busy while a save takes place

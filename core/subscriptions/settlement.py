@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from qb.core.subscriptions.failures import fail, take_back_followers
 from qb.core.subscriptions.messages.cursor import Cursor, Settlement
 from qb.core.subscriptions.messages.leases import Lease
-from qb.core.subscriptions.messages.message_records import MessagePlace, MessageRecord
+from qb.core.subscriptions.messages.message_records import MessagePlace
 from qb.core.subscriptions.subscription_options import LONGEST, check_between
 from qb.core.subscriptions.subscription_state import SubscriptionState
 from qb.core.wire.offset_runs import intersect
@@ -23,10 +24,11 @@ def ack(state: SubscriptionState, name: str, partition: int, runs: Iterable[rang
         run = intersect(run, delivered)  # bounds what a peer may name
         left = len(run)
         for lease, part in subscriber.find(partition, run):
-            _settle_leased(state, cursor, lease, part)
-            cursor.settlements.append(Settlement(part, now, f"acked by {name}"))
-            left -= len(part)
+            for settled in _settle_leased(state, cursor, lease, part):
+                cursor.settlements.append(Settlement(settled, now, f"acked by {name}"))
+                left -= len(settled)
         if left and cursor.waiting:
+            subscriber.looked_at += min(len(run), len(cursor.waiting))
             left -= _ack_late(state, cursor, name, run, now)
         acked += len(run) - left
     if acked:
@@ -36,11 +38,12 @@ def ack(state: SubscriptionState, name: str, partition: int, runs: Iterable[rang
     return acked
 
 
-def _settle_leased(state: SubscriptionState, cursor: Cursor, lease: Lease, part: range) -> None:
-    state.release(lease, part)
+def _settle_leased(state: SubscriptionState, cursor: Cursor, lease: Lease, part: range) -> list[range]:
+    released = state.release(lease, part)
     if lease.recorded:
-        for offset in part:
+        for offset in chain.from_iterable(released):
             state.settle(cursor.leased[offset])
+    return released
 
 
 def _ack_late(state: SubscriptionState, cursor: Cursor, name: str, run: range, now: float) -> int:
@@ -68,55 +71,50 @@ def nack(
         check_between("delay", delay, 0, LONGEST)
     state.cursor(partition)
     found = state.member(name).find(partition, range(offset, offset + 1))
-    for lease, part in found:
-        record = _take_one(state, lease, part)
+    records = [record for lease, part in found for record in state.take_back(lease, part)]
+    for record in records:
+        take_back_followers(state, record)
         record.clear()
         state.nacked += 1
         state.breaker.nacked(partition, offset, now)
         fail(state, record, reason, now, charged=not state.breaker.open, delay=delay)
-    return bool(found)
-
-
-def _take_one(state: SubscriptionState, lease: Lease, part: range) -> MessageRecord:
-    (record,) = state.take_back(lease, part)
-    take_back_followers(state, record)
-    return record
+    return bool(records)
 
 
 def extend(
-    state: SubscriptionState, name: str, partition: int | None, runs: Iterable[range], seconds: float, now: float
+    state: SubscriptionState, name: str, partition: int, runs: Iterable[range], seconds: float, now: float
 ) -> int:
-    """Move deadlines to so many seconds from now, never nearer; returns of how many messages.
-
-    Without a partition: of all that the subscriber holds.
-    """
+    """Move deadlines to so many seconds from now, never nearer; returns of how many messages."""
     check_between("seconds", seconds, 0, LONGEST)
     subscriber = state.member(name)
-    if partition is None:
-        found = [(lease, lease.offsets) for lease in subscriber.leases()]
-    else:
-        delivered = range(state.cursor(partition).next)
-        found = [hit for run in runs for hit in subscriber.find(partition, intersect(run, delivered))]
     due = now + seconds
-    for lease, part in found:
-        if due > lease.due:
-            _extend(state, lease, part, due)
-    return sum(len(part) for _, part in found)
+    delivered = range(state.cursor(partition).next)
+    found = (hit for run in runs for hit in subscriber.find(partition, intersect(run, delivered)))
+    return sum(_extend(state, lease, part, due) for lease, part in found)
 
 
-def _extend(state: SubscriptionState, lease: Lease, part: range, due: float) -> None:
-    if len(part) < len(lease.offsets):
-        state.cut(lease, part)
-        lease = lease.part(part)
-        lease.subscriber.add(lease)
-    state.deadlines.set(lease, due)
+def extend_all(state: SubscriptionState, name: str, seconds: float, now: float) -> Iterator[int]:
+    """The same for all that the subscriber holds, one lease a step."""
+    check_between("seconds", seconds, 0, LONGEST)
+    for lease in list(state.member(name).leases()):
+        yield _extend(state, lease, lease.offsets, now + seconds)
+
+
+def _extend(state: SubscriptionState, lease: Lease, part: range, due: float) -> int:
+    """Extend the lease of the part; returns of how many messages."""
+    count = sum(map(len, lease.held(part)))
+    if count and due > lease.due:
+        if count < lease.count:
+            lease = lease.subscriber.split(lease, part)
+        state.deadlines.set(lease, due)
+    return count
 
 
 def started(state: SubscriptionState, name: str, partition: int, offset: int) -> bool:
     """Note that the subscriber's handler starts on this message; False if it does not hold it."""
     state.cursor(partition)
     subscriber = state.member(name)
-    if not subscriber.find(partition, range(offset, offset + 1)):
+    if not subscriber.holds(partition, offset):
         return False
     subscriber.started.add((partition, offset))
     return True

@@ -83,8 +83,8 @@ def _open_runs(state: SubscriptionState, cursor: Cursor, deaths: dict[int, int])
     for subscriber in state.subscribers.values():
         for lease in subscriber.leases(cursor.partition):
             if not lease.recorded:
-                run = lease.offsets
-                yield OpenRun(run.start, len(run), run.step, lease.attempt)
+                for run in lease.held():
+                    yield OpenRun(run.start, len(run), run.step, lease.attempt)
 
     def history(record: MessageRecord) -> tuple[Any, ...]:
         suspicions = tuple(deaths.setdefault(id(death), len(deaths) + 1) for death in record.suspicions)

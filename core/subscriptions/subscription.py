@@ -6,7 +6,7 @@ in seconds, from any clock that does not go back. Nothing here blocks. docs/SUBS
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
 
 from qb.core.subscriptions import dispatch as delivery
@@ -16,7 +16,7 @@ from qb.core.subscriptions import settlement as settle
 from qb.core.subscriptions import subscription_report as report
 from qb.core.subscriptions.messages.cursor import Cursor, Settlement
 from qb.core.subscriptions.messages.deadlines import NEVER
-from qb.core.subscriptions.messages.leases import JoinedSubscriber
+from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.message_records import MessagePlace, MessageRecord
 from qb.core.subscriptions.push_decisions import Decision
 from qb.core.subscriptions.save_urgency import SaveUrgency
@@ -197,9 +197,17 @@ class Subscription:
         """Hold messages for so many seconds from now; returns how many. Raises NotJoined, BadRequest."""
         return settle.extend(self._state, name, partition, runs, seconds, now)
 
-    def extend_all(self, name: str, seconds: float, now: float) -> int:
-        """The same for all that the subscriber holds. Raises NotJoined, BadRequest."""
-        return settle.extend(self._state, name, None, (), seconds, now)
+    def extend_all(self, name: str, seconds: float, now: float) -> Iterator[int]:
+        """The same for all that the subscriber holds, one lease a step. Raises NotJoined, BadRequest at the first."""
+        return settle.extend_all(self._state, name, seconds, now)
+
+    def portions(self, name: str, partition: int, run: range) -> list[range]:
+        """Cut a run into parts that each meet a bounded number of the subscriber's leases. Raises NotJoined."""
+        return self._state.member(name).portions(partition, run)
+
+    def looked_at(self, name: str) -> int:
+        """Return how many leases and waiting messages were compared with its runs; 0 if it has left."""
+        return self._state.subscribers[name].looked_at if name in self._state.subscribers else 0
 
     def started(self, name: str, partition: int, offset: int) -> bool:
         """The handler starts on this message now; False if it is not held. Raises NotJoined, BadRequest."""
@@ -230,8 +238,7 @@ class Subscription:
         Raises BadRequest.
         """
         state, cursor = self._state, self._state.cursor(partition)
-        one = range(offset, offset + 1)
-        leased = any(subscriber.find(partition, one) for subscriber in state.subscribers.values())
+        leased = any(subscriber.holds(partition, offset) for subscriber in state.subscribers.values())
         if leased or offset in cursor.waiting or not cursor.dropped <= offset < cursor.next:
             return False
         record = MessageRecord(partition, offset, key=key)

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from qb.core.subscriptions.messages.cursor import Cursor
-from qb.core.subscriptions.messages.leases import JoinedSubscriber, Lease
+from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
+from qb.core.subscriptions.messages.leases import Lease
 from qb.core.subscriptions.messages.message_records import MessagePlace, MessageRecord
 from qb.core.subscriptions.subscription_state import MAX_WAITING, SubscriptionState
 
@@ -54,12 +55,9 @@ class SubscriptionReport(msgspec.Struct, frozen=True):
 
 def floor(state: SubscriptionState, cursor: Cursor) -> int:
     """Return the lowest offset that is not settled."""
-    lowest = min(cursor.waiting, default=cursor.next)
-    for subscriber in state.subscribers.values():
-        lease = next(subscriber.leases(cursor.partition), None)
-        if lease is not None:
-            lowest = min(lowest, lease.offsets.start)
-    return lowest
+    indexes = (subscriber.partitions().get(cursor.partition) for subscriber in state.subscribers.values())
+    leased = (index.first for index in indexes if index is not None)
+    return min(min(cursor.waiting, default=cursor.next), *leased, cursor.next)
 
 
 def describe(state: SubscriptionState, ends: Mapping[int, int]) -> SubscriptionReport:
@@ -85,9 +83,8 @@ def describe(state: SubscriptionState, ends: Mapping[int, int]) -> SubscriptionR
 
 
 def _partition(state: SubscriptionState, cursor: Cursor, end: int) -> PartitionReport:
-    in_flight = sum(
-        len(lease.offsets) for member in state.subscribers.values() for lease in member.leases(cursor.partition)
-    )
+    indexes = (subscriber.partitions().get(cursor.partition) for subscriber in state.subscribers.values())
+    in_flight = sum(index.count for index in indexes if index is not None)
     waiting = len(cursor.waiting)
     lag = max(0, end - cursor.next) + in_flight + waiting
     return PartitionReport(cursor.partition, floor(state, cursor), cursor.next, end, lag, in_flight, waiting)
@@ -112,8 +109,8 @@ def explain(state: SubscriptionState, partition: int, offset: int, end: int, now
 
 def _lease_of(state: SubscriptionState, partition: int, offset: int) -> Lease | None:
     wanted = range(offset, offset + 1)
-    found = (lease for member in state.subscribers.values() for lease, _ in member.find(partition, wanted))
-    return next(found, None)
+    found = (hit for member in state.subscribers.values() for hit in member.find(partition, wanted))
+    return next((lease for lease, part in found if lease.held(part)), None)
 
 
 def _in_flight(lease: Lease, offset: int, now: float) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from random import Random
 
 from qb.core.subscriptions.messages.cursor import Cursor
 from qb.core.subscriptions.messages.deadlines import NEVER, Deadlines
-from qb.core.subscriptions.messages.leases import JoinedSubscriber, Lease
+from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
+from qb.core.subscriptions.messages.leases import Lease
 from qb.core.subscriptions.messages.message_records import MessagePlace, MessageRecord
 from qb.core.subscriptions.outage_breaker import OutageBreaker
 from qb.core.subscriptions.push_decisions import DeadLetterDecision
@@ -77,26 +79,20 @@ class SubscriptionState:
         self.deadlines.set(lease, now + self.options.ack_deadline)
         self.dirty = True
 
-    def cut(self, lease: Lease, part: range) -> None:
-        """Take some messages out of a lease."""
-        for remaining in lease.subscriber.release(lease, part):
-            self.deadlines.set(remaining, lease.due)
-        lease.due = NEVER
+    def release(self, lease: Lease, part: range) -> list[range]:
+        """End the lease of some messages and return those that were held; the caller says where they are now."""
+        released = lease.subscriber.release(lease, part)
+        if released and lease.subscriber.started:
+            lease.subscriber.started.difference_update((lease.partition, offset) for run in released for offset in run)
         self.dirty = True
-
-    def release(self, lease: Lease, part: range) -> None:
-        """End the lease of some messages; the caller says where they are now."""
-        self.cut(lease, part)
-        subscriber = lease.subscriber
-        if subscriber.started:
-            subscriber.started = {(p, o) for p, o in subscriber.started if p != lease.partition or o not in part}
+        return released
 
     def take_back(self, lease: Lease, part: range) -> list[MessageRecord]:
         """End the lease of some messages and return them with their records, in offset order."""
-        self.release(lease, part)
+        released = self.release(lease, part)
         leased = self.cursors[lease.partition].leased
         records = []
-        for offset in part:
+        for offset in chain.from_iterable(released):
             record = leased.pop(offset, None) or MessageRecord(lease.partition, offset, lease.attempt)
             record.holder = lease.subscriber.name
             records.append(record)

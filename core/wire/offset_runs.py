@@ -6,7 +6,7 @@ A run is a `range` with a positive step. A backlog dealt out to k subscribers is
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from math import lcm
+from math import gcd
 
 EMPTY = range(0)
 
@@ -20,22 +20,15 @@ def intersect(a: range, b: range) -> range:
         return EMPTY
     if a.step == b.step == 1:
         return range(low, high + 1)
-    skipped = -((a.start - low) // a.step)
-    # a hits every residue that it can reach in b within b.step members
-    first = next((offset for offset in a[skipped : skipped + b.step] if offset in b), None)
-    if first is None or first > high:
+    common = gcd(a.step, b.step)
+    apart, remainder = divmod(b.start - a.start, common)
+    if remainder:
         return EMPTY
-    return range(first, high + 1, lcm(a.step, b.step))
-
-
-def subtract(a: range, part: range) -> list[range]:
-    """Return what is left of `a` without `part`, which must be a run out of `a` (from intersect())."""
-    if not part:
-        return [a]
-    first, last = a.index(part[0]), a.index(part[-1])
-    stride = max(1, part.step // a.step)
-    between = [a[first + skip : last : stride] for skip in range(1, stride)] if last > first else []
-    return [run for run in (a[:first], *between, a[last + 1 :]) if run]
+    members = apart * pow(a.step // common, -1, b.step // common) % (b.step // common)  # of a, up to the first in b
+    step = a.step // common * b.step
+    first = a.start + members * a.step
+    first += max(0, -((first - low) // step)) * step
+    return range(first, high + 1, step) if first <= high else EMPTY
 
 
 def runs_of(offsets: Iterable[int]) -> Iterator[range]:

@@ -2,79 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from functools import partial
 
-import msgspec
 import trio
 
 from qb.core.push.active_subscription import ActiveSubscription
 from qb.core.push.delivery_sinks import DeliverySink
 from qb.core.push.subscription_manager import SubscriptionManager
-from qb.core.wire.argument_errors import in_words, why_no_json
 from qb.core.wire.errors import BadRequest, NotJoined
 from qb.core.wire.frames import Frame
 from qb.doors.binary.deliver_frames import BasicSink, DeliverSink
+from qb.doors.binary.settle_requests import advance, carry_out, decode_settle
 from qb.doors.transport import Transport
-
-Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-Count = Annotated[int, msgspec.Meta(ge=1, le=2**32 - 1)]
-
-
-class SettledRun(msgspec.Struct, array_like=True, frozen=True):
-    """Some messages of a partition: `count` offsets from `first` on, `step` apart."""
-
-    partition: Offset
-    first: Offset
-    count: Count = 1
-    step: Count = 1
-
-    @property
-    def offsets(self) -> range:
-        return range(self.first, self.first + self.count * self.step, self.step)
-
-
-class NackedMessage(msgspec.Struct, array_like=True, frozen=True):
-    """A message whose handler failed."""
-
-    partition: Offset
-    offset: Offset
-    delay: float | None = None
-    reason: str = ""
-
-
-class ExtendedRun(msgspec.Struct, array_like=True, frozen=True):
-    """Messages to be held longer."""
-
-    partition: Offset
-    first: Offset
-    count: Count
-    step: Count
-    seconds: float
-
-    @property
-    def offsets(self) -> range:
-        return range(self.first, self.first + self.count * self.step, self.step)
-
-
-class StartedMessage(msgspec.Struct, array_like=True, frozen=True):
-    """One message."""
-
-    partition: Offset
-    offset: Offset
-
-
-class SettleBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of a SETTLE frame, carried out from top to bottom."""
-
-    acks: list[SettledRun] = []
-    nacks: list[NackedMessage] = []
-    extend: list[ExtendedRun] = []
-    extend_all: float | None = None
-    started: list[StartedMessage] = []
-
-
-_settles = msgspec.json.Decoder(SettleBody)
+from qb.storage.signals import Wait
 
 
 class JoinedSubscriptions:
@@ -132,19 +73,17 @@ class JoinedSubscriptions:
         for active, _ in list(self._joined.values()):
             self._manager.deliveries.serve(active)
 
-    def settle(self, frame: Frame) -> None:
-        """Carry out a SETTLE. Raises NotJoined, BadRequest."""
+    def settle(self, frame: Frame) -> Wait | None:
+        """Carry out a SETTLE; returns the wait for the rest of a large one. Raises NotJoined, BadRequest."""
         active, sink = self._find(frame.properties.get("subscription_id", ""))
-        try:
-            settle = _settles.decode(frame.body)
-        except msgspec.ValidationError as error:
-            raise BadRequest(f"SETTLE: {in_words(str(error))}") from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BadRequest(f"SETTLE: {why_no_json(error, frame.body)}") from None
+        settle = decode_settle(frame.body)
         if isinstance(sink, DeliverSink):
             sink.settled = frame.sequence_number
-        self._carry_out(active, sink.name, settle)
+        steps = carry_out(active.subscription, sink.name, settle, trio.current_time())
+        if not advance(steps, active.subscription, sink.name):
+            return partial(self._go_on, active, sink.name, steps)
         self._manager.deliveries.serve(active)
+        return None
 
     def ack(self, subscription_id: str, partition: int, offset: int) -> bool:
         """Settle one message; False if this peer does not hold it. Raises NotJoined, BadRequest."""
@@ -161,18 +100,13 @@ class JoinedSubscriptions:
         self._manager.deliveries.serve_soon(active)
         return nacked
 
-    def _carry_out(self, active: ActiveSubscription, name: str, settle: SettleBody) -> None:
-        subscription, now = active.subscription, trio.current_time()
-        for run in settle.acks:
-            subscription.ack(name, run.partition, (run.offsets,), now)
-        for nack in settle.nacks:
-            subscription.nack(name, nack.partition, nack.offset, now, nack.reason, nack.delay)
-        for extension in settle.extend:
-            subscription.extend(name, extension.partition, (extension.offsets,), extension.seconds, now)
-        if settle.extend_all is not None:
-            subscription.extend_all(name, settle.extend_all, now)
-        for place in settle.started:
-            subscription.started(name, place.partition, place.offset)
+    async def _go_on(self, active: ActiveSubscription, name: str, steps: Iterator[None]) -> None:
+        """Carry out the rest of a large SETTLE, with checkpoints, while the frames behind it wait."""
+        done = False
+        while not done:
+            await trio.lowlevel.checkpoint()
+            done = advance(steps, active.subscription, name)
+        self._manager.deliveries.serve(active)
 
     def _is_joined(self, subscription_id: str) -> bool:
         known = self._joined.get(subscription_id)

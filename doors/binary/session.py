@@ -198,7 +198,7 @@ class Session:
         elif isinstance(event, StageFrame):
             return partial(self._staging.stage, event)
         elif event.type == MessageType.SETTLE:
-            self._settle(event)
+            return self._settle(event)
         elif _may_take_long(event) and self._waiting.total() < MAX_WAITING:
             self._waiting[event.type] += 1
             self._answers.start_soon(self._answer_apart, event)
@@ -302,10 +302,21 @@ class Session:
         self._subscribing.leave(frame.properties.get("subscription_id", ""))
         return success(frame)
 
-    def _settle(self, frame: Frame) -> None:
-        """Carry out what a subscriber says, at once: on it hangs what goes out next."""
+    def _settle(self, frame: Frame) -> Wait | None:
+        """Carry out a SETTLE at once, since deliveries wait for it; returns the wait for the rest of a large one."""
         try:
-            self._subscribing.settle(frame)
+            rest = self._subscribing.settle(frame)
+        except BrokerError as error:
+            self._refuse(frame, error)
+        except Exception:
+            self._refuse(frame, self._own_fault())
+        else:
+            return rest and partial(self._go_on_settling, frame, rest)
+        return None
+
+    async def _go_on_settling(self, frame: Frame, rest: Wait) -> None:
+        try:
+            await rest()
         except BrokerError as error:
             self._refuse(frame, error)
         except Exception:

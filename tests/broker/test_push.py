@@ -6,6 +6,7 @@ import msgspec
 import pytest
 import trio
 
+from qb.core.pacing import AT_ONCE, MOST_AT_ONCE, counted
 from qb.core.wire.frames import MessageType as T
 from qb.core.wire.frames import data_frames
 
@@ -346,3 +347,36 @@ async def test_partitions_added_later_are_delivered_too_also_after_a_restart(a_b
     async with a_broker() as connect:
         subscriber = Delivered(await joined(connect, "idle"))
         assert sorted(await subscriber.take(2)) == [b"0", b"new"]
+
+
+async def test_a_large_settle_is_carried_out_in_portions_before_the_frames_behind_it(a_broker):
+    with trio.fail_after(60):
+        async with a_broker() as connect:
+            publisher = await a_topic(connect)
+            await publisher.call("create_subscription", subscription_id="s", topic="a", options={"max_in_flight": 5000})
+            subscriber = Delivered(await joined(connect))
+            for number in range(3000):
+                await publisher.publish("a", b"%d" % number)
+            await subscriber.take(3000)
+            with counted() as step:
+                await subscriber.settle(acks=[[0, offset] for offset in range(0, 3000, 2)])
+                await subscriber.settle(acks=[[0, offset] for offset in range(1, 3000, 2)])
+            described = await publisher.call("describe_subscription", subscription_id="s")
+            assert described["lag"] == 0
+            assert AT_ONCE <= step.most <= MOST_AT_ONCE
+
+
+async def test_a_settle_beyond_the_limit_is_refused_and_the_connection_survives(a_broker):
+    with trio.fail_after(60):
+        async with a_broker() as connect:
+            publisher = await a_topic(connect, 1)
+            await publisher.call("create_subscription", subscription_id="s", topic="a")
+            subscriber = Delivered(await joined(connect))
+            await subscriber.take(1)
+            body = msgspec.json.encode({"acks": [[0, 0]] * 10_001})
+            await subscriber.peer.send(T.SETTLE, 7, body, subscription_id="s")
+            refused = await subscriber.peer.receive()
+            assert refused.properties["code"] == "BAD_REQUEST"
+            assert "10001 runs and messages" in refused.properties["error"]
+            await subscriber.settle(acks=[[0, 0]])
+            assert (await publisher.call("describe_subscription", subscription_id="s"))["lag"] == 0

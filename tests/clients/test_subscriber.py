@@ -9,7 +9,7 @@ import pytest
 
 from qb.clients.consuming.desired_membership import TICK, DesiredMembership, JoinPlan, plan
 from qb.clients.consuming.handling import handle, reason_of
-from qb.clients.consuming.inbox import FLUSH, HandlingOptions, Inbox, JoinTerms
+from qb.clients.consuming.inbox import FLUSH, MAX_ENTRIES, HandlingOptions, Inbox, JoinTerms
 from qb.clients.protocol.client_errors import SubscriptionBusy, SubscriptionRemoved, UnknownSubscription
 from qb.clients.protocol.conversation import Conversation
 from qb.clients.protocol.message import DeliveredFrames, Message
@@ -184,6 +184,21 @@ def test_one_settle_covers_runs_of_several_deliveries_partitions_and_steps() -> 
     stay.deliver([5, 6, 9], partition=1)
     assert len(stay.take_all()) == 11
     assert stay.words() == {"acks": [[0, 0, 8, 2], [1, 5, 2, 1], [1, 9, 1, 1]]}
+
+
+def test_what_is_too_much_for_one_settle_goes_out_in_several_in_order() -> None:
+    stay = Stay(window=10_000)
+    squares = [number * number for number in range(MAX_ENTRIES * 2)]
+    stay.deliver(squares)
+    taken = stay.take_all()
+    assert len(taken) == len(squares)
+    told = []
+    while words := stay.words():
+        assert len(words["acks"]) <= MAX_ENTRIES
+        told += [
+            offset for _, first, count, step in words["acks"] for offset in range(first, first + count * step, step)
+        ]
+    assert told == squares
 
 
 def test_a_small_window_is_refilled_half_way() -> None:

@@ -284,7 +284,7 @@ class Machine(RuleBasedStateMachine):
         extended = [message]
         if everything:
             extended = self.held_by(holder)
-            assert self.subscription.extend_all(holder, seconds, self.now) == len(extended)
+            assert sum(self.subscription.extend_all(holder, seconds, self.now)) == len(extended)
         else:
             run = range(message[1], message[1] + 1)
             assert self.subscription.extend(holder, message[0], [run], seconds, self.now) == 1

@@ -1,20 +1,29 @@
-"""A subscriber, its window, and the runs of messages that it holds."""
+"""Leases, and how one is found by offset among many.
+
+A lease never falls into pieces: it notes which of its messages are still held. So a subscriber has at most as many
+leases as runs were pushed to it, in whatever order it acks.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
+from heapq import merge
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
-from qb.core.wire.offset_runs import intersect, subtract
+from qb.core.subscriptions.messages.deadlines import NEVER
+
+if TYPE_CHECKING:
+    from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 
 _start = attrgetter("offsets.start")
 
 
 class Lease:
-    """A run of messages of one partition that one subscriber holds until a deadline."""
+    """Messages of a run that one subscriber holds until a deadline; the first and the last of `offsets` among them."""
 
-    __slots__ = ("attempt", "due", "offsets", "partition", "recorded", "since", "subscriber")
+    __slots__ = ("_held", "attempt", "count", "due", "offsets", "partition", "recorded", "since", "subscriber")
 
     def __init__(
         self, subscriber: JoinedSubscriber, partition: int, offsets: range, attempt: int, recorded: bool, since: float
@@ -22,100 +31,122 @@ class Lease:
         self.subscriber = subscriber
         self.partition = partition
         self.offsets = offsets
+        self.count = len(offsets)  # messages that are held
         self.attempt = attempt
         self.recorded = recorded  # does each message have a record?
         self.since = since
         self.due = since  # the deadline; set by Deadlines
+        self._held: bytearray | None = None  # a 1 for each offset that is held; None: all are
 
-    def part(self, offsets: range) -> Lease:
-        """Return a lease like this one for some of its offsets."""
-        return Lease(self.subscriber, self.partition, offsets, self.attempt, self.recorded, self.since)
+    def held(self, part: range | None = None) -> list[range]:
+        """Return the messages that are held, of all or of a run out of its offsets, as runs in offset order."""
+        part = self.offsets if part is None else part
+        if self._held is None or not part:
+            return [part] if part else []
+        marks = self._held[self._places(part)]
+        runs = []
+        at = marks.find(1)
+        while at >= 0:
+            end = marks.find(0, at)
+            end = len(marks) if end < 0 else end
+            runs.append(part[at:end])
+            at = marks.find(1, end)
+        return runs
+
+    def release(self, part: range) -> list[range]:
+        """Hold these no longer, a run out of its offsets; returns those that were held."""
+        released = self.held(part)
+        self.count -= sum(map(len, released))
+        if not self.count:
+            self.offsets, self._held, self.due = self.offsets[:0], None, NEVER
+        elif released:
+            places = self._places(part)
+            if self._held is None and places.step == 1 and places.start == 0:
+                self.offsets = self.offsets[places.stop :]  # acks in order
+            else:
+                self._held = self._held or bytearray(b"\1") * len(self.offsets)
+                self._held[places] = bytes(len(part))
+                self._trim()
+        return released
+
+    def split(self, part: range) -> Lease:
+        """Return a new lease of what is held of the part; this one holds it no longer. Some of it must be held."""
+        new = Lease(self.subscriber, self.partition, part, self.attempt, self.recorded, self.since)
+        if self._held is not None:
+            new._held = self._held[self._places(part)]
+        new.count = sum(map(len, self.release(part)))
+        new._trim()
+        return new
+
+    def _trim(self) -> None:
+        """Let the offsets begin and end with a held one, and forget the marks if there are no gaps."""
+        marks = self._held
+        if marks is None:
+            return
+        first, end = marks.find(1), marks.rfind(1) + 1
+        if end - first < len(marks):
+            self.offsets = self.offsets[first:end]
+            del marks[end:], marks[:first]
+        if self.count == len(marks):
+            self._held = None
+
+    def _places(self, part: range) -> slice:
+        """Return where the marks of a run out of its offsets are."""
+        first, last = self.offsets.index(part[0]), self.offsets.index(part[-1])
+        return slice(first, last + 1, max(1, part.step // self.offsets.step))
 
 
-class JoinedSubscriber:
-    """One joined subscriber."""
+class LeaseIndex:
+    """The leases of one subscriber in one partition.
 
-    def __init__(self, name: str, window: int, announces: bool) -> None:
-        self.name = name
-        self.window = window
-        self.announces = announces  # names redelivered messages before it handles them
-        self.in_flight = 0
-        self.unsaved = 0  # acked, but not durably yet: these keep their slots of the window
-        self.assigned = 0  # chosen for it in the decision that is being made, not leased yet
-        self.blocked = False  # its connection takes nothing more for now
-        self.reserved = False  # kept for one isolated message, or busy with it
-        self.started: set[tuple[int, int]] = set()  # (partition, offset) that it has named and not settled
-        self._leases: dict[int, list[Lease]] = {}  # by partition, sorted by first offset
-        self._acked: dict[int, int] = {}  # how many of the unsaved ones, by the number of the snapshot that has them
+    Those of about the same length stand in one list, sorted by first offset. A lease that reaches some offset begins at
+    most that length before it, so a lookup passes over few that do not.
+    """
+
+    def __init__(self) -> None:
+        self._by_length: dict[int, list[Lease]] = {}  # by the bits of last offset - first offset
+        self.count = 0  # messages that are held
+
+    def __bool__(self) -> bool:
+        return bool(self._by_length)
+
+    def __iter__(self) -> Iterator[Lease]:
+        """Return all, sorted by first offset."""
+        return merge(*self._by_length.values(), key=_start)
 
     @property
-    def room(self) -> int:
-        """How many more messages it takes now; negative or 0 means none."""
-        return 0 if self.blocked or self.reserved else self.free
-
-    @property
-    def free(self) -> int:
-        """How many slots of its window are free; negative if late acks have taken more than there are."""
-        return self.window - self.in_flight - self.unsaved - self.assigned
-
-    def note_unsaved(self, count: int, number: int) -> None:
-        """So many messages were acked; the snapshot of this number will be the first to have them."""
-        self.unsaved += count
-        self._acked[number] = self._acked.get(number, 0) + count
-
-    def unsaved_in(self, number: int) -> int:
-        """How many slots the durability of this one snapshot will free."""
-        return self._acked.get(number, 0)
-
-    def note_saved(self, number: int) -> int:
-        """The snapshot of this number is durable; returns how many slots are free again."""
-        durable = [each for each in self._acked if each <= number]
-        freed = sum(self._acked.pop(each) for each in durable)
-        self.unsaved -= freed
-        return freed
-
-    def leases(self, partition: int | None = None) -> Iterator[Lease]:
-        """Return what it holds, by partition and first offset."""
-        for number in sorted(self._leases) if partition is None else (partition,):
-            yield from self._leases.get(number, ())
+    def first(self) -> int:
+        """The lowest offset that is held; there must be one."""
+        return min(leases[0].offsets.start for leases in self._by_length.values())
 
     def add(self, lease: Lease) -> None:
-        """Hold one more lease."""
-        leases = self._leases.setdefault(lease.partition, [])
+        """Add a lease that holds something."""
+        leases = self._by_length.setdefault(_bits(lease), [])
         if not leases or leases[-1].offsets.start < lease.offsets.start:
             leases.append(lease)
         else:
             insort(leases, lease, key=_start)
-        self.in_flight += len(lease.offsets)
+        self.count += lease.count
 
-    def find(self, partition: int, run: range) -> list[tuple[Lease, range]]:
-        """Return each lease that holds some of the run, with what it holds of it."""
-        leases = self._leases.get(partition)
-        if not leases or not run:
-            return []
-        found = []
-        wanted = len(run)
-        for index in range(bisect_right(leases, run[-1], key=_start) - 1, -1, -1):
-            part = intersect(leases[index].offsets, run)
-            if part:
-                found.append((leases[index], part))
-                wanted -= len(part)
-                if not wanted:
-                    break
-        found.reverse()
+    def remove(self, lease: Lease) -> None:
+        """Take a lease out."""
+        bits = _bits(lease)
+        leases = self._by_length[bits]
+        del leases[leases.index(lease, bisect_left(leases, lease.offsets.start, key=_start))]
+        if not leases:
+            del self._by_length[bits]
+        self.count -= lease.count
+
+    def near(self, first: int, last: int) -> list[Lease]:
+        """Return the leases that reach into these offsets, and few others, sorted by first offset."""
+        found: list[Lease] = []
+        for bits, leases in self._by_length.items():
+            low = bisect_right(leases, first - (1 << bits), key=_start)
+            found += leases[low : bisect_right(leases, last, key=_start)]
+        if len(self._by_length) > 1:
+            found.sort(key=_start)
         return found
 
-    def release(self, lease: Lease, part: range) -> list[Lease]:
-        """Hold these no longer; returns the leases for the rest, which replace the old one."""
-        leases = self._leases[lease.partition]
-        index = bisect_right(leases, lease.offsets.start, key=_start) - 1
-        while leases[index] is not lease:
-            index -= 1
-        del leases[index]
-        self.in_flight -= len(lease.offsets)
-        if len(part) == len(lease.offsets):
-            return []
-        rest = [lease.part(offsets) for offsets in subtract(lease.offsets, part)]
-        for remaining in rest:
-            self.add(remaining)
-        return rest
+
+def _bits(lease: Lease) -> int:
+    return (lease.offsets[-1] - lease.offsets[0]).bit_length()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from itertools import count
 
-from qb.core.subscriptions.messages.leases import JoinedSubscriber
+from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.message_records import MessagePlace, MessageRecord
 from qb.core.subscriptions.queues.round_robin import RoundRobin
 from qb.core.subscriptions.queues.shared_queue import ReadyHeap

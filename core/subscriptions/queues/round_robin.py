@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from qb.core.subscriptions.messages.leases import JoinedSubscriber
+from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 
 SHARE = 100  # messages for each subscriber: so many or more are distributed in one piece
 

@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
 
-from qb.core.subscriptions.messages.leases import JoinedSubscriber
+from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.message_records import MessagePlace, MessageRecord
 from qb.core.subscriptions.queues.round_robin import RoundRobin
 

@@ -1,0 +1,115 @@
+"""A subscriber, its window, and the leases of messages that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from qb.core.pacing import AT_ONCE
+from qb.core.subscriptions.messages.leases import Lease, LeaseIndex
+from qb.core.wire.offset_runs import intersect
+
+
+class JoinedSubscriber:
+    """One joined subscriber."""
+
+    def __init__(self, name: str, window: int, announces: bool) -> None:
+        self.name = name
+        self.window = window
+        self.announces = announces  # names redelivered messages before it handles them
+        self.in_flight = 0
+        self.unsaved = 0  # acked, but not durably yet: these keep their slots of the window
+        self.assigned = 0  # chosen for it in the decision that is being made, not leased yet
+        self.blocked = False  # its connection takes nothing more for now
+        self.reserved = False  # kept for one isolated message, or busy with it
+        self.started: set[tuple[int, int]] = set()  # (partition, offset) that it has named and not settled
+        self.looked_at = 0  # leases and waiting messages compared with its runs since it joined: what settling costs
+        self._leases: dict[int, LeaseIndex] = {}  # by partition; none is empty
+        self._acked: dict[int, int] = {}  # how many of the unsaved ones, by the number of the snapshot that has them
+
+    @property
+    def room(self) -> int:
+        """How many more messages it takes now; negative or 0 means none."""
+        return 0 if self.blocked or self.reserved else self.free
+
+    @property
+    def free(self) -> int:
+        """How many slots of its window are free; negative if late acks have taken more than there are."""
+        return self.window - self.in_flight - self.unsaved - self.assigned
+
+    def note_unsaved(self, count: int, number: int) -> None:
+        """So many messages were acked; the snapshot of this number will be the first to have them."""
+        self.unsaved += count
+        self._acked[number] = self._acked.get(number, 0) + count
+
+    def unsaved_in(self, number: int) -> int:
+        """How many slots the durability of this one snapshot will free."""
+        return self._acked.get(number, 0)
+
+    def note_saved(self, number: int) -> int:
+        """The snapshot of this number is durable; returns how many slots are free again."""
+        durable = [each for each in self._acked if each <= number]
+        freed = sum(self._acked.pop(each) for each in durable)
+        self.unsaved -= freed
+        return freed
+
+    def leases(self, partition: int | None = None) -> Iterator[Lease]:
+        """Return what it holds, by partition and first offset."""
+        for number in sorted(self._leases) if partition is None else (partition,):
+            if number in self._leases:
+                yield from self._leases[number]
+
+    def partitions(self) -> dict[int, LeaseIndex]:
+        """Return the leases by partition, where there are any; to be read only."""
+        return self._leases
+
+    def add(self, lease: Lease) -> None:
+        """Hold one more lease."""
+        self._leases.setdefault(lease.partition, LeaseIndex()).add(lease)
+        self.in_flight += lease.count
+
+    def find(self, partition: int, run: range) -> list[tuple[Lease, range]]:
+        """Return the leases that may hold some of the run, by first offset, each with the run's part in its offsets."""
+        index = self._leases.get(partition)
+        if index is None or not run:
+            return []
+        near = index.near(run[0], run[-1])
+        self.looked_at += len(near)
+        parts = ((lease, intersect(lease.offsets, run)) for lease in near)
+        return [(lease, part) for lease, part in parts if part]
+
+    def portions(self, partition: int, run: range) -> list[range]:
+        """Cut a run into parts that each meet at most AT_ONCE leases, and those that reach over a cut."""
+        index = self._leases.get(partition)
+        near = index.near(run[0], run[-1]) if index is not None and run else []
+        cuts = [lease.offsets.start for lease in near[AT_ONCE::AT_ONCE]]
+        places = [0, *(max(0, -((run.start - cut) // run.step)) for cut in cuts), len(run)]
+        return [part for first, end in pairwise(places) if (part := run[first:end])] or [run]
+
+    def holds(self, partition: int, offset: int) -> bool:
+        """Return whether it holds this message."""
+        one = range(offset, offset + 1)
+        return any(lease.held(part) for lease, part in self.find(partition, one))
+
+    def release(self, lease: Lease, part: range) -> list[range]:
+        """Hold these messages of a lease no longer, a run out of its offsets; returns those that were held."""
+        if not part:
+            return []
+        index = self._leases[lease.partition]
+        index.remove(lease)
+        released = lease.release(part)
+        self.in_flight -= sum(map(len, released))
+        if lease.count:
+            index.add(lease)
+        elif not index:
+            del self._leases[lease.partition]
+        return released
+
+    def split(self, lease: Lease, part: range) -> Lease:
+        """Return a lease of its own for what is held of the part; some of it, and some other, must be held."""
+        index = self._leases[lease.partition]
+        index.remove(lease)
+        new = lease.split(part)
+        index.add(lease)
+        index.add(new)
+        return new
