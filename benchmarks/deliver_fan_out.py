@@ -92,7 +92,7 @@ def _stuck(client: BrokerClient, server: Server, options: BenchmarkOptions) -> N
 
 
 def _idle(client: BrokerClient, server: Server, options: BenchmarkOptions) -> None:
-    """Ten thousand subscriptions that nobody has joined."""
+    """Ten thousand subscriptions without subscribers."""
     count = options.scaled(IDLE)
     client.create_topic("idle")
     bodies = [b"x" * SIZE] * options.scaled(500_000)

@@ -141,7 +141,7 @@ def _append(fd: int, data: bytes) -> None:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on now."""
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

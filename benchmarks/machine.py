@@ -25,7 +25,7 @@ def run(options: BenchmarkOptions) -> None:
         filesystem=_filesystem(options.directory),
         python=platform.python_version(),
         trio=importlib.metadata.version("trio"),
-        load_average=round(os.getloadavg()[0], 1),  # well above 0: somebody else was measured too
+        load_average=round(os.getloadavg()[0], 1),  # well above 0: other programs were measured too
     )
     with scratch(options) as directory:
         for size, count in ((200, options.scaled(4000)), (1 << 20, options.scaled(400))):

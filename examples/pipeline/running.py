@@ -102,7 +102,7 @@ def trigger(arguments: Namespace) -> dict[str, Any]:
 
 
 def follow(queries: Sequence[StreamingQuery]) -> None:
-    """Print a line a batch until the queries end, or somebody ends them with Ctrl-C or SIGTERM.
+    """Print a line a batch until the queries end, or Ctrl-C or SIGTERM ends them.
 
     A batch that is cut short then is repeated by the next run. Raises what a query failed with.
     """
@@ -145,7 +145,7 @@ def _show(query: StreamingQuery, last: int) -> int:
 
 
 class Shown(StreamingQueryListener):
-    """Prints a line a batch where nobody holds the queries: `spark.streams.addListener(Shown())`."""
+    """Prints a line a batch where the program does not hold the queries: `spark.streams.addListener(Shown())`."""
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Nothing to show yet."""

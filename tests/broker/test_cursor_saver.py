@@ -165,7 +165,9 @@ async def test_a_subscriber_with_nothing_free_waits_for_its_few_acks_a_moment_at
         assert len(broker.disk.transactions) - before == 2, "the first one at once, the others together"
 
 
-async def test_a_disk_that_refuses_is_tried_again_and_nobody_waits_for_ever(clock: trio.testing.MockClock) -> None:
+async def test_a_disk_that_refuses_is_tried_again_and_no_subscription_waits_for_ever(
+    clock: trio.testing.MockClock,
+) -> None:
     async with a_saver() as broker:
         active, other = broker.add("s", window=2), broker.add("other", window=2)
         broker.disk.full = True

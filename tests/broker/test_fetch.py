@@ -102,7 +102,7 @@ async def test_past_the_end_is_empty_and_before_the_first_is_an_error_that_names
         assert stored(await fetch(peer, 1_000)) == []
 
 
-async def test_a_fetch_waits_for_the_first_message_and_holds_up_nobody(a_broker):
+async def test_a_fetch_waits_for_the_first_message_and_holds_up_no_other_request(a_broker):
     async with a_broker() as connect:
         peer, publisher = await filled(connect, 0), await connect()
         await peer.send(MessageType.FETCH, 9, topic="a", offset="0", max_wait="30")

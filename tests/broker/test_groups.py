@@ -34,7 +34,7 @@ def join(groups, member, topics=("orders",), now=0.0, **options):
 
 
 def settle(groups, *members, now=0.0):
-    """Everybody does what its standing asks for, until nobody is asked for anything."""
+    """Let every member do what its standing asks for, until none is asked for anything."""
     standings = {}
     for _ in range(2):  # the second time they get what the others have given up
         for member in members:
@@ -65,7 +65,7 @@ def test_only_those_who_consume_a_topic_are_counted_for_it():
     st.dictionaries(st.text(max_size=3), st.sets(st.sampled_from("tuv"))),
     st.fixed_dictionaries({}, optional=dict.fromkeys("tuv", st.integers(0, 9))),
 )
-def test_every_partition_that_somebody_consumes_is_in_one_share(topics, counts):
+def test_every_partition_that_a_member_consumes_is_in_one_share(topics, counts):
     shared = sorted(each for share in share_out(topics, counts).values() for each in share)
     consumed = {topic for names in topics.values() for topic in names}
     assert shared == [(t, p) for t in sorted(consumed & counts.keys()) for p in range(counts[t])]
@@ -158,7 +158,7 @@ def test_added_partitions_are_a_rebalance_that_takes_nothing_away(groups):
     assert settle(groups, "a", "b") == {"a": [0, 2, 4], "b": [1, 3, 5]}
 
 
-def test_a_topic_that_nobody_here_consumes_is_no_reason_to_rebalance(groups):
+def test_a_topic_that_no_member_consumes_is_no_reason_to_rebalance(groups):
     before = join(groups, "a").generation
     groups.partitions_changed("bills", 9, 0)
     groups.partitions_changed("orders", 4, 0)
@@ -251,7 +251,7 @@ def test_a_further_rebalance_gives_the_late_no_more_time(groups):
         {"rebalance_timeout": 3601},
     ],
 )
-def test_a_timeout_out_of_bounds_is_refused_and_nobody_has_joined(groups, timeouts):
+def test_a_timeout_out_of_bounds_is_refused_and_no_member_has_joined(groups, timeouts):
     with pytest.raises(BadRequest, match="seconds"):
         join(groups, "a", **timeouts)
     assert groups.get("g") is None
@@ -280,7 +280,7 @@ def test_a_member_that_asks_by_itself_is_not_told_again(groups):
     assert groups.take_changed() == set()
 
 
-def test_nobody_tells_the_dead(groups):
+def test_members_that_are_out_are_not_notified(groups):
     join(groups, "a", now=0)
     join(groups, "b", now=5)
     groups.tick(10)
@@ -364,7 +364,7 @@ def test_a_former_self_can_neither_heartbeat_nor_sync_nor_commit(groups):
     assert numbers(groups.heartbeat("g", "a", 0, new.generation)) == [0, 1, 2, 3]
 
 
-def test_whoever_joins_again_holds_nothing_until_it_syncs(groups):
+def test_a_member_that_joins_again_holds_nothing_until_it_syncs(groups):
     join(groups, "a")
     settle(groups, "a")
     again = join(groups, "a")
@@ -500,7 +500,7 @@ def test_a_group_without_members_is_known_by_what_it_committed(groups):
     (only,) = seen.partitions
     assert (only.member, only.committed, only.end, only.lag, only.updated_ms) == (None, 7, 10, 3, 1234)
     with pytest.raises(UnknownGroup):
-        describe_group(groups, NoOffsets(), "nobody", {}, now=0)
+        describe_group(groups, NoOffsets(), "unknown", {}, now=0)
 
 
 def test_groups_are_listed_whether_they_have_members_or_offsets(groups):

@@ -57,7 +57,7 @@ class GroupsUnderChurn(RuleBasedStateMachine):
         self.news: set[tuple[str, str]] = set()
         for member in "ac":
             self.join(member, {"t", "u"}, session=10.0, longer=20.0, simple=False)
-        self.everybody_does_its_part_and_the_group_settles()
+        self.all_members_do_their_part_and_the_group_settles()
 
     # What consumers do
 
@@ -205,12 +205,12 @@ class GroupsUnderChurn(RuleBasedStateMachine):
         self.note_rebalance()
 
     @rule()
-    def everybody_does_its_part_and_the_group_settles(self):
+    def all_members_do_their_part_and_the_group_settles(self):
         while any(each.vanished for each in self.consumers.values()):
-            self.everybody_heartbeats_and_syncs()
+            self.all_members_heartbeat_and_sync()
             self.now += 1
             self.tick()
-        self.everybody_heartbeats_and_syncs()
+        self.all_members_heartbeat_and_sync()
         held = {}
         for member, consumer in self.consumers.items():
             self.heartbeat(consumer)
@@ -257,7 +257,7 @@ class GroupsUnderChurn(RuleBasedStateMachine):
             for each in self.consumers.values():
                 each.unsynced_since = inf if each.simple else min(each.unsynced_since, self.now)
 
-    def everybody_heartbeats_and_syncs(self) -> None:
+    def all_members_heartbeat_and_sync(self) -> None:
         for consumer in self.living():
             self.heartbeat(consumer)
         for consumer in self.asked_to_sync():
@@ -270,7 +270,7 @@ class GroupsUnderChurn(RuleBasedStateMachine):
     # Always true
 
     @invariant()
-    def whoever_would_learn_something_is_to_be_told(self):
+    def members_that_would_learn_something_are_to_be_notified(self):
         self.news |= self.groups.take_changed()
         for each in self.living():
             told, group = each.told, self.groups.get("g")
@@ -278,7 +278,7 @@ class GroupsUnderChurn(RuleBasedStateMachine):
             assert knows or each.unsure or ("g", each.member) in self.news
 
     @invariant()
-    def whoever_holds_something_may_commit_it(self):
+    def a_holder_may_commit_its_partitions(self):
         for each in self.living():
             self.can_commit_all_it_has(each)
 
@@ -293,7 +293,7 @@ class GroupsUnderChurn(RuleBasedStateMachine):
         assert self.groups.next_deadline() == first
 
     @invariant()
-    def nobody_believes_to_have_what_another_holds(self):
+    def no_member_believes_to_have_what_another_holds(self):
         full = [each for each in self.consumers.values() if not each.simple]
         for consumer in full:
             assert consumer.mine <= self.held(consumer)

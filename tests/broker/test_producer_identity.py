@@ -1,4 +1,4 @@
-"""A producer's numbers are its own: nobody else can use them up, and a number stands for one message."""
+"""A producer's numbers are its own: no other peer can use them up, and a number stands for one message."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_after_a_restart_only_the_secret_continues_a_producer(broker: BrokerProc
 
 
 @pytest.mark.parametrize("secret", ["", "0" * 32, "é", "x" * 5_000])
-async def test_a_wrong_secret_is_refused_and_fences_nobody(a_broker, secret) -> None:
+async def test_a_wrong_secret_is_refused_and_fences_no_producer(a_broker, secret) -> None:
     async with a_broker() as connect:
         victim, attacker = await connect(), await connect()
         hello = await victim.ask(MessageType.HELLO, 2**63, protocol="1", producer_id="new")

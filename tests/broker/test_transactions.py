@@ -1,4 +1,4 @@
-"""Transactions: seen as a whole or not at all, once, whoever dies or repeats itself."""
+"""Transactions: seen as a whole or not at all, once, also when a client or the broker dies or a request is repeated."""
 
 from __future__ import annotations
 

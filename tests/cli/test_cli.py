@@ -507,7 +507,7 @@ def test_the_help_of_a_command_has_an_example_that_parses(command: Command, offl
 
 
 def unread(*argv: str) -> Done:
-    """Run a command whose output nobody reads."""
+    """Run a command whose output is not read."""
     reader, writer = os.pipe()
     os.close(reader)
     with start_process(*argv, stdout=writer, stderr=PIPE) as process:
@@ -523,7 +523,7 @@ def test_a_reader_that_leaves_is_met_with_silence() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("command", ["fetch", "subscribe", "consume"])
-def test_whoever_prints_messages_ends_quietly_when_nobody_reads_them(
+def test_a_command_that_prints_messages_ends_quietly_when_they_are_not_read(
     command: str, shared: BrokerProcess, topic: str
 ) -> None:
     with BrokerClient(port=shared.port) as client:
@@ -533,7 +533,7 @@ def test_whoever_prints_messages_ends_quietly_when_nobody_reads_them(
 
 
 @pytest.mark.process
-def test_a_message_that_nobody_reads_is_not_blamed(shared: BrokerProcess, topic: str) -> None:
+def test_a_message_that_is_not_read_is_not_blamed(shared: BrokerProcess, topic: str) -> None:
     with BrokerClient(port=shared.port) as client:
         client.create_subscription(topic, topic)
         client.publish(topic, b"x")
@@ -572,7 +572,7 @@ def on_terminal(*argv: str) -> str:
         try:
             while chunk := os.read(ours, 65536):
                 shown += chunk
-        except OSError:  # how Linux tells that nobody has the terminal open any more
+        except OSError:  # Linux says so when the terminal is not open any more
             pass
     os.close(ours)
     assert process.returncode == 0, shown

@@ -96,7 +96,7 @@ def test_a_group_goes_on_where_it_left_and_another_one_gets_everything(client: B
     with client.consumer("g2", topic) as consumer:
         take(consumer, 40)
     with client.consumer("g2", topic) as consumer:
-        assert take(consumer, 1)[0].body == b"39"  # it was in hand, and nobody asked for the next
+        assert take(consumer, 1)[0].body == b"39"  # it was in hand, and the next one was not asked for
     with client.consumer("g2b", topic) as consumer:
         assert [message.body for message in take(consumer, 100)] == numbered(100)
 

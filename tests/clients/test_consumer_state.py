@@ -59,7 +59,7 @@ def test_a_known_group_goes_on_from_the_committed_offset_whatever_the_start() ->
     assert [held.position for held in member.holdings] == [10, 4]
 
 
-def test_where_a_new_group_began_is_committed_so_that_nobody_begins_elsewhere() -> None:
+def test_where_a_new_group_began_is_committed_so_that_no_member_begins_elsewhere() -> None:
     broker = Broker(partitions=1)
     member = joined(broker, start="latest")
     broker.ends[0] = 20
@@ -76,7 +76,7 @@ def test_a_position_before_the_first_kept_offset_moves_there() -> None:
     assert member.consume(0.0) == [(0, 6), (0, 7), (0, 8), (0, 9)]
 
 
-def test_a_join_that_can_never_succeed_is_an_error_for_whoever_asks_for_messages() -> None:
+def test_a_join_that_can_never_succeed_is_an_error_for_the_caller_that_asks_for_messages() -> None:
     state = ConsumerState(options())
     state.refused(state.next_ask(0.0), refusal(Code.BAD_NAME, "no such name"), 0.0)
     assert state.next_ask(1.0) is None
@@ -445,7 +445,7 @@ class Churn(RuleBasedStateMachine):
             assert not missing, f"{at} is committed up to {offset}, and {missing} were never handled"
 
     def teardown(self) -> None:
-        """Whoever is left, or comes at last, handles the rest."""
+        """The members that are left, or that come last, handle the rest."""
         self.members.append(Member(self.broker))
         for _ in range(40):
             self.now += 3.0

@@ -97,7 +97,9 @@ async def test_several_topics_are_described_at_once(client: BrokerClient, shared
         client.describe_topics([topic, "nowhere"])
 
 
-def test_whoever_reads_on_sees_what_came_after_the_fetch_that_was_sent_ahead(client: BrokerClient, topic: str) -> None:
+def test_a_reader_that_goes_on_sees_what_came_after_the_fetch_that_was_sent_ahead(
+    client: BrokerClient, topic: str
+) -> None:
     seen: list[bytes] = []
     offset = 0
     for number in range(20):  # at the end again and again: an answer that came ahead is empty by then

@@ -206,7 +206,7 @@ def test_a_call_made_before_the_broker_is_up_succeeds_when_it_comes() -> None:
     thread.join()
 
 
-def test_a_broker_that_turns_everybody_away_is_quoted() -> None:
+def test_a_broker_that_refuses_every_connection_is_quoted() -> None:
     with (
         ScriptedBroker(Plan(turn_away="TOO_MANY_CONNECTIONS")) as broker,
         pytest.raises(BrokerUnavailable, match="go away") as caught,

@@ -422,7 +422,7 @@ def test_a_suspect_waits_for_the_handlers_that_are_running_and_nothing_overtakes
     assert [offsets(stay.take()), offsets(stay.take())] == [[2], [3]]
 
 
-def test_nobody_is_called_back_for_nothing() -> None:
+def test_no_callback_is_made_for_nothing() -> None:
     stay = Stay(concurrency=4)
     stay.deliver([0, 1], attempt=2, suspects=True)
     portion = stay.take()

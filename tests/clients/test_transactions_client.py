@@ -309,7 +309,7 @@ def test_a_refusal_comes_out_first_and_every_later_call_says_the_same() -> None:
         assert stage.messages in (20, 30, 40)
 
 
-def test_a_block_whose_stage_was_spoilt_commits_nothing_even_if_nobody_noticed() -> None:
+def test_a_block_whose_stage_was_spoilt_commits_nothing_even_if_the_program_did_not_notice() -> None:
     with scripted() as broker, BrokerClient(port=broker.port) as client:
         broker.refuse_stages[0] = "UNKNOWN_STAGE"
         with pytest.raises(UnknownStage, match="refused"), client.transaction("t-1") as tx:
@@ -474,7 +474,7 @@ def test_no_reader_ever_sees_a_part(client: BrokerClient, shared: BrokerProcess)
     rounds, broken = 30, list[object]()
     pushed, done = threading.Semaphore(0), threading.Event()
 
-    def check(message: Message) -> None:  # whoever is pushed a message can fetch its whole transaction
+    def check(message: Message) -> None:  # a subscriber that gets a message can fetch its whole transaction
         number = int(message.body)
         if any(end < 2 * number for end in ends(reader)):
             broken.append(("pushed", message, ends(reader)))
@@ -703,7 +703,7 @@ def test_a_broker_killed_during_the_commit_commits_once(start_broker: Callable[.
 
 
 @pytest.mark.kill
-def test_a_stage_that_nobody_uses_expires(start_broker: Callable[..., BrokerProcess]) -> None:
+def test_a_stage_that_is_not_used_expires(start_broker: Callable[..., BrokerProcess]) -> None:
     broker = start_broker(transaction_timeout=0.2)
     with BrokerClient(port=broker.port) as client:
         make_topics(client)

@@ -191,7 +191,7 @@ def test_two_hundred_peers_that_vanish_in_the_middle_of_a_publish_leave_nothing_
 @pytest.mark.parametrize(
     "acks", [[[0, 0, 2**32 - 1]], [[0, 2**63 - 1, 2**32 - 1, 2**32 - 1]], [[0, 0, 2**32 - 1, 1]] * 1_000]
 )
-def test_acks_of_more_messages_than_there_are_hold_up_nobody(besieged, acks):
+def test_acks_of_more_messages_than_there_are_hold_up_no_other(besieged, acks):
     broker, good = besieged
     with Peer(broker.port) as peer:
         peer.hello()

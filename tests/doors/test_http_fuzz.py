@@ -16,7 +16,7 @@ from tests.support.brokers import BrokerProcess, free_port
 
 pytestmark = pytest.mark.process
 
-NAMES = st.sampled_from(["t", "s", "g", "0", "1", "nobody", "a b", "..", "é", "x" * 300])
+NAMES = st.sampled_from(["t", "s", "g", "0", "1", "unknown", "a b", "..", "é", "x" * 300])
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),

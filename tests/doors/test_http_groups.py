@@ -109,7 +109,7 @@ async def test_offsets_of_an_unknown_group_or_topic_are_not_found(a_broker):
         assert await peer.refused("GET", "/consumers/g/offsets?topic=nowhere") == (404, "UNKNOWN_TOPIC")
 
 
-async def test_a_group_is_deleted_with_its_offsets_unless_somebody_is_in_it(a_broker):
+async def test_a_group_is_deleted_with_its_offsets_unless_it_has_members(a_broker):
     async with a_broker() as connect:
         peer, frames = await connect.http(), await connect()
         await make_topic(peer)

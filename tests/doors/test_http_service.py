@@ -299,7 +299,7 @@ def test_sigterm_ends_open_streams_and_waiting_requests_and_exits_0(start_broker
 
 
 @pytest.mark.process
-def test_a_stream_that_nobody_reads_does_not_keep_the_broker_from_stopping(start_broker):
+def test_a_stream_that_is_not_read_does_not_keep_the_broker_from_stopping(start_broker):
     port = free_port()
     broker = start_broker(http_port=port, shutdown_grace=1)
     with Peer(broker.port) as peer:

@@ -90,7 +90,7 @@ async def test_an_unknown_subscription_is_not_found(a_broker, method, route, bod
     async with a_broker() as connect:
         peer = await connect.http()
         given = {} if body is None else {"data": body}
-        path = f"/subscriptions/nobody{route}"
+        path = f"/subscriptions/unknown{route}"
         assert await peer.refused(method, path, **given, headers=READS_EVENTS) == (404, "UNKNOWN_SUBSCRIPTION")
 
 
@@ -237,11 +237,11 @@ async def test_a_stream_whose_peer_closes_in_good_order_is_gone_too(a_broker):
         await reader.event()
         await reader.stream.aclose()
 
-        async def nobody_left():
+        async def all_have_left():
             described = await peer.ok("GET", "/subscriptions/s")
             return not described["subscribers"] and not described["in_flight"]
 
-        await until_true(nobody_left)
+        await until_true(all_have_left)
 
 
 async def test_a_stream_resumes_after_the_last_event_that_was_seen(a_broker):
@@ -265,10 +265,10 @@ async def test_a_stream_resumes_after_the_last_event_that_was_seen(a_broker):
 
 
 async def until_gone(peer):
-    async def nobody():
+    async def none_is_left():
         return not (await peer.ok("GET", "/subscriptions/s"))["subscribers"]
 
-    await until_true(nobody)
+    await until_true(none_is_left)
 
 
 @pytest.mark.parametrize("last", ["0:77", "nonsense", "7:0", ":", "0:", "-1:3"])

@@ -204,13 +204,13 @@ async def test_metrics_count_what_is_kept_and_what_a_group_has_left(a_broker):
     async with a_broker() as connect:
         peer = await connect.lines()
         await a_topic(peer, 5)
-        nobody = {"beginOffset": 0, "endOffset": 5, "size": 5, "committedOffset": None, "lag": 5}
-        assert await peer.data("metrics", topic="a", partition=0) == nobody
-        assert await peer.data("metrics", topic="a", partition=0, groupId="g") == nobody
+        uncommitted = {"beginOffset": 0, "endOffset": 5, "size": 5, "committedOffset": None, "lag": 5}
+        assert await peer.data("metrics", topic="a", partition=0) == uncommitted
+        assert await peer.data("metrics", topic="a", partition=0, groupId="g") == uncommitted
         assert await peer.data("commit", groupId="g", topic="a", partition=0, offset=3) == {"groupId": "g"}
-        some = {**nobody, "committedOffset": 3, "lag": 2}
+        some = {**uncommitted, "committedOffset": 3, "lag": 2}
         assert await peer.data("metrics", topic="a", partition=0, groupId="g") == some
-        assert await peer.data("metrics", topic="a", partition=0) == nobody
+        assert await peer.data("metrics", topic="a", partition=0) == uncommitted
         assert "has no offset 6" in await peer.error("commit", groupId="g", topic="a", partition=0, offset=6)
         assert await peer.data("metrics", topic="a", partition=0, groupId="g") == some
 
@@ -618,7 +618,7 @@ def test_whatever_is_sent_each_line_gets_one_answer_and_the_session_lives(fuzzed
 
 @pytest.mark.process
 @pytest.mark.parametrize("line", VALID)
-def test_a_request_cut_anywhere_by_a_vanishing_peer_disturbs_nobody(fuzzed_port, line):
+def test_a_request_cut_anywhere_by_a_vanishing_peer_disturbs_no_other(fuzzed_port, line):
     for end in range(0, len(line) + 1, 3):
         answers = converse(fuzzed_port, line[:end]).splitlines()
         assert len(answers) == (1 if end else 0)

@@ -83,7 +83,7 @@ async def test_a_subscription_starts_where_it_is_told(a_broker):
         )
 
 
-async def test_whoever_unsubscribes_gets_nothing_more_and_the_others_get_what_it_had(a_broker):
+async def test_a_peer_that_unsubscribes_gets_nothing_more_and_the_others_get_what_it_had(a_broker):
     async with a_broker() as connect:
         publisher = await connect.lines()
         await a_topic(publisher, 2)

@@ -96,7 +96,7 @@ async def test_the_time_that_peers_are_judged_by_stands_still_in_a_stall(autojum
 
 
 @pytest.mark.process
-def test_a_broker_that_was_stopped_for_a_while_drops_nobody_for_it(start_broker):
+def test_a_broker_that_was_stopped_for_a_while_drops_no_peer_for_it(start_broker):
     broker = start_broker(heartbeat_interval=1)
     peers = [Peer(broker.port) for _ in range(20)]
     for peer in peers:

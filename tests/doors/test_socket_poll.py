@@ -1,4 +1,4 @@
-"""One look at all peers: who can be read is called, in one step, and whoever fails harms nobody else."""
+"""One poll of all peers: those that can be read are called in one step, and one that fails harms no other."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def until_quiet() -> None:
     await trio.testing.wait_all_tasks_blocked(0.01)
 
 
-async def test_whoever_is_ready_is_called_in_one_step_and_a_lone_one_is_called_so(nursery, pair):
+async def test_all_that_are_ready_are_called_in_one_step_and_a_lone_one_is_called_so(nursery, pair):
     steps = Steps()
     ready = SocketPoll(steps.commit_step)
     pairs = {name: pair() for name in ("a", "b", "c")}
@@ -122,7 +122,9 @@ async def test_attending_ends_with_what_must_be_waited_for_and_goes_on_after_it(
     nursery.cancel_scope.cancel()
 
 
-async def test_what_comes_while_somebody_waits_is_left_in_the_socket_until_he_listens_again(nursery, pair, monkeypatch):
+async def test_what_comes_while_a_session_waits_is_left_in_the_socket_until_it_listens_again(
+    nursery, pair, monkeypatch
+):
     ready, words = SocketPoll(), [b"%d." % number for number in range(200)]
     nursery.start_soon(ready.run)
     ours, theirs = pair()
@@ -163,7 +165,9 @@ async def test_what_many_bring_is_received_before_any_of_it_is_handed_over_as_fa
     nursery.cancel_scope.cancel()
 
 
-async def test_whoever_sends_much_is_read_until_it_is_silent_or_has_had_its_share_of_a_step(nursery, pair, monkeypatch):
+async def test_a_peer_that_sends_much_is_read_until_it_is_silent_or_has_had_its_share_of_a_step(
+    nursery, pair, monkeypatch
+):
     steps = small_steps(monkeypatch, 3000)
     ready, (ours, theirs) = SocketPoll(steps.commit_step), pair()
     ready.add(ours, lambda data: steps.called(str(len(data))))
@@ -185,7 +189,7 @@ async def test_many_who_send_much_share_a_step_and_each_has_its_turn(nursery, pa
     assert {len(names) for _, names in steps.calls} == {2}
     seen = [int(name) for _, names in steps.calls for name in names]
     assert sorted(seen) == sorted([*range(5)] * 4)
-    assert all(set(range(5)) <= set(seen[at : at + 9]) for at in range(6)), "nobody has to wait for long"
+    assert all(set(range(5)) <= set(seen[at : at + 9]) for at in range(6)), "none has to wait for long"
     nursery.cancel_scope.cancel()
 
 
@@ -194,7 +198,7 @@ def _is_readable(sock: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("one_look", [True, False])
-async def test_what_a_listener_raises_reaches_whoever_attends_and_nobody_else(nursery, pair, one_look):
+async def test_what_a_listener_raises_reaches_its_own_session_and_no_other(nursery, pair, one_look):
     ready = SocketPoll()
     nursery.start_soon(ready.run)
     pairs = [pair(), pair()]
@@ -266,13 +270,13 @@ async def test_after_a_lone_publish_that_came_soon_the_next_one_finds_us_awake(n
     ready.add(ours, lambda data: None)
     nursery.start_soon(ready.run)
 
-    async def somebody_else() -> None:
+    async def another_task() -> None:
         nonlocal others
         while True:
             await trio.lowlevel.checkpoint()
             others += 1
 
-    nursery.start_soon(somebody_else)
+    nursery.start_soon(another_task)
     for number in range(1, 6):
         before = others
         theirs.send(b"x")
@@ -283,7 +287,7 @@ async def test_after_a_lone_publish_that_came_soon_the_next_one_finds_us_awake(n
     nursery.cancel_scope.cancel()
 
 
-async def test_whoever_comes_late_is_not_waited_for_awake(nursery, pair, monkeypatch):
+async def test_a_peer_that_comes_late_is_not_waited_for_awake(nursery, pair, monkeypatch):
     monkeypatch.setattr(readiness, "AWAKE", 0.0)
     publisher, (ours, theirs) = Publisher(), pair()
     ready = SocketPoll(publisher.commit_step)

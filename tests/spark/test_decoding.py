@@ -137,7 +137,7 @@ def test_of_a_repeated_property_the_first_counts() -> None:
     ]
 
 
-def test_names_that_nobody_else_has_need_no_memory_of_their_own() -> None:
+def test_names_that_no_other_row_has_need_no_memory_of_their_own() -> None:
     rows = [(0, {f"name{number}": "", "again": "", "key": str(number)}, b"") for number in range(20_000)]
     found = decode(stored(rows), ("properties", "key")).to_pylist()
     assert found[19_999] == {"properties": [("name19999", ""), ("again", "")], "key": "19999"}

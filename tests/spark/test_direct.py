@@ -240,7 +240,7 @@ def test_nothing_is_written_and_a_copy_is_as_good(stopped: Callable[..., Path], 
     assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before
 
 
-def test_only_a_data_directory_that_nobody_writes_is_opened(tmp_path: Path, broker: BrokerProcess) -> None:
+def test_only_a_data_directory_without_a_broker_is_opened(tmp_path: Path, broker: BrokerProcess) -> None:
     with pytest.raises(BadOption, match="is no data directory"):
         opened(tmp_path)
     with pytest.raises(DirectoryInUse):

@@ -87,12 +87,12 @@ def test_a_batch_that_one_task_found_committed_is_left_alone(write: Write) -> No
 
 
 @pytest.mark.parametrize("messages", [[], [None], [TaskDone("spark:query", 0, StagedRows())]])
-def test_where_nothing_was_staged_nobody_is_asked(messages: list[WriterCommitMessage | None]) -> None:
-    nobody = Sink(
+def test_where_nothing_was_staged_no_broker_is_asked(messages: list[WriterCommitMessage | None]) -> None:
+    unreachable = Sink(
         sink_options({"servers": "127.0.0.1:1", "topic": "events", "requestTimeout": "0.1"}), Columns(value=0)
     )
-    nobody.commit(messages)
-    nobody.abort(messages)
+    unreachable.commit(messages)
+    unreachable.abort(messages)
 
 
 def test_an_abort_that_reaches_no_broker_does_not_hide_what_went_wrong(write: Write, broker: BrokerProcess) -> None:
@@ -113,6 +113,6 @@ def test_without_query_and_batch_a_stream_is_not_written(monkeypatch: pytest.Mon
             return None
 
     monkeypatch.setattr(sink, "_task", Task)
-    nobody = Sink(sink_options({"servers": "127.0.0.1:1", "topic": "events"}), Columns(value=0))
+    unreachable = Sink(sink_options({"servers": "127.0.0.1:1", "topic": "events"}), Columns(value=0))
     with pytest.raises(NoBatch, match="Spark does not say which query and batch this is"):
-        StreamSink(nobody).write(iter([]))
+        StreamSink(unreachable).write(iter([]))

@@ -108,7 +108,7 @@ async def test_a_short_commit_that_comes_alone_needs_no_thread_on_a_disk_that_ha
         threads, here = Threads(monkeypatch), threading.get_ident()
         for _ in range(100):
             await publish_alone(engine, b"x")
-        assert threads.seen[0] != here, "nobody knows yet how quick the disk is"
+        assert threads.seen[0] != here, "how quick the disk is, is not known yet"
         assert threads.seen[-50:] == [here] * 50
         await store(engine.log("t", 0), b"not announced")
         await publish_alone(engine, b"x" * 100_000)
@@ -499,7 +499,7 @@ class Fault:
 FULL = 1024 * 1024  # two bodies of this length fill a batch
 
 
-async def test_a_full_batch_waits_behind_the_one_that_is_written_and_needs_nobody_to_begin(
+async def test_a_full_batch_waits_behind_the_one_that_is_written_and_begins_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bodies = [bytes([number]) * FULL for number in range(6)]
@@ -594,7 +594,7 @@ async def test_runs_of_one_publisher_in_a_batch_are_told_of_in_one_call(
         await reached(gate.reached)
         for offset in (1, 2, 3):
             log.append(make_run(offset, [b"together"]), done)
-        other = give(log, [b"of somebody else"])
+        other = give(log, [b"of another peer"])
         log.append(make_run(5, [b"after it"]), done)
         gate.open.set()
         await other.wait()

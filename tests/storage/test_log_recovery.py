@@ -212,7 +212,7 @@ async def test_a_flip_before_the_last_batch_is_damage_and_one_in_it_costs_at_mos
             assert caught.value.file == str(logs(spoilt)[0])
             assert caught.value.position <= at
             assert any(str(caught.value) in note for note in engine.recovery.notes)
-            assert bytes(flipped) == logs(spoilt)[0].read_bytes()  # nobody has repaired it
+            assert bytes(flipped) == logs(spoilt)[0].read_bytes()  # it was not repaired
         engine.close()
 
 

@@ -79,7 +79,7 @@ def test_who_joins_takes_the_last_place_in_the_turn() -> None:
     assert bench.deliver() == {"b": [1], "a": [2], "c": [3]}
 
 
-def test_who_leaves_takes_nobodys_turn_away() -> None:
+def test_a_subscriber_that_leaves_takes_no_turn_away() -> None:
     bench = Bench(1, "a", "b", "c")
     assert bench.deliver() == {"a": [0]}
     bench.subscription.leave("b")
@@ -220,7 +220,7 @@ def test_what_a_leaver_held_goes_to_the_others_at_once_and_is_no_failure() -> No
     assert not bench.letters
 
 
-def test_an_ack_that_comes_late_still_counts_while_nobody_else_has_the_message() -> None:
+def test_an_ack_that_comes_late_still_counts_while_no_other_subscriber_has_the_message() -> None:
     bench = Bench(1, "a")
     bench.deliver()
     assert bench.wait(30) == {}
@@ -326,7 +326,7 @@ def test_acks_and_counts_survive_a_restart() -> None:
     assert bench.wait(1) == {"b": [3]}, "the second failure rests longer: the first was not forgotten"
 
 
-def test_a_broker_killed_again_and_again_condemns_nobody() -> None:
+def test_a_broker_killed_again_and_again_charges_no_message() -> None:
     bench = Bench(3, "a", max_deliveries=2)
     for restart in range(5):
         assert bench.deliver() == {"a": [0, 1, 2]}
@@ -421,7 +421,7 @@ def test_a_fork_stands_where_the_other_stands_without_its_past() -> None:
     assert set(fork.attempts.values()) == {1}
 
 
-def test_a_fork_cannot_learn_keys_that_nobody_remembers() -> None:
+def test_a_fork_cannot_learn_keys_that_are_not_known() -> None:
     saved = Bench(1).subscription.snapshot()
     with pytest.raises(BadRequest, match="key_shared"):
         saved.forked(parse_options({"mode": "key_shared"}))
@@ -506,7 +506,7 @@ def test_a_failing_probe_starts_the_count_of_successes_anew() -> None:
     assert bench.subscription.describe(bench.ends).outage
 
 
-def test_a_probe_that_is_due_while_the_window_is_full_wakes_nobody_again_and_again() -> None:
+def test_a_probe_that_is_due_while_the_window_is_full_does_not_wake_the_broker_again_and_again() -> None:
     bench = Bench(1000, "a", max_in_flight=1, ack_deadline=500)
     fail_everything(bench, 20)
     bench.now = 60

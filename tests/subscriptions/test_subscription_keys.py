@@ -89,7 +89,7 @@ def test_of_several_leases_that_end_together_the_first_message_of_a_key_is_to_bl
     bench.subscription.extend("x", 0, [range(1)], 100, bench.now)
     bench.wait(600)
     bench.store_dead_letters()
-    assert bench.deliver() == {"x": [1]}, "not dead, and behind nobody any more"
+    assert bench.deliver() == {"x": [1]}, "not dead, and behind no other message any more"
 
 
 def test_a_key_that_is_held_back_takes_no_room_from_another() -> None:

@@ -494,13 +494,18 @@ class Machine(RuleBasedStateMachine):
 
     def check_fairness(self, disturbed: bool) -> None:
         open_windows = all(self.room(name) > 0 for name in self.windows)
-        if disturbed or not open_windows or self.somebody_is_kept_free() or self.mode is not SubscriptionMode.SHARED:
+        if (
+            disturbed
+            or not open_windows
+            or self.a_subscriber_is_kept_free()
+            or self.mode is not SubscriptionMode.SHARED
+        ):
             self.given.clear()
         elif self.windows:
             given = [self.given[name] for name in self.windows]
             assert max(given) - min(given) <= 1, "not in turn"
 
-    def somebody_is_kept_free(self) -> bool:
+    def a_subscriber_is_kept_free(self) -> bool:
         words = (self.subscription.explain(*each, end=self.end(each[0]), now=self.now) for each in self.owed())
         return bool(self.model.alone) or any("alone" in each for each in words)
 
@@ -536,7 +541,7 @@ class Machine(RuleBasedStateMachine):
     def acks_that_keep_a_place_are_on_their_way_to_the_disk(self) -> None:
         seen = self.saves[-1].acks if self.saves else 0
         unseen = Counter(ack.subscriber for ack in self.acks[seen:] if ack.subscriber in self.windows)
-        assert self.subscription.dirty or not unseen, "nobody would ever save these"
+        assert self.subscription.dirty or not unseen, "these would never be saved"
         half = any(2 * count >= self.windows[name] for name, count in unseen.items())
         assert (self.subscription.save_urgency is SaveUrgency.ALL) == half
         starved = any(self.room(name) <= 0 for name in unseen)

@@ -1,4 +1,4 @@
-"""A message that kills whoever handles it is found out, isolated and buried, and its neighbours do not suffer."""
+"""A message that kills its handler's process is found, isolated and dead-lettered; its neighbours do not suffer."""
 
 from __future__ import annotations
 

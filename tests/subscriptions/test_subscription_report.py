@@ -85,7 +85,7 @@ def test_a_message_that_waits_for_a_window() -> None:
     assert "b (does not read)" in bench.explain(2)
 
 
-def test_a_message_for_which_nobody_is_there() -> None:
+def test_a_message_for_which_no_subscriber_is_there() -> None:
     bench = Bench(1)
     assert bench.explain(0) == "fresh, never delivered; the subscription has no subscribers"
     bench.subscription.pause()

@@ -69,10 +69,10 @@ def test_who_leaves_or_dies_takes_its_places_along() -> None:
     bench.subscription.join("a", announces=True)
     assert bench.subscription.save_urgency is SaveUrgency.NONE
     assert bench.deliver() == {"a": [3, 4, 5, 6]}, "a whole window"
-    assert not bench.save(), "these acks were somebody else's"
+    assert not bench.save(), "these acks were another subscriber's"
 
 
-def test_the_places_of_one_subscriber_are_nobody_elses_concern() -> None:
+def test_the_slots_of_one_subscriber_do_not_concern_another() -> None:
     bench = slow_disk(100, "a", "b", max_in_flight=2)
     bench.deliver()
     bench.ack("a", 0, 2)

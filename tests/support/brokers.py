@@ -30,7 +30,7 @@ PORTS = itertools.cycle(random.Random().sample(range(FIRST_PORT, FIRST_PORT + 2_
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on, and that nobody is given while a broker on it is down.
+    """Return a port that is free, and that the system gives to no other process while a broker on it is down.
 
     The system hands out higher ones, and each worker has ports of its own.
     """

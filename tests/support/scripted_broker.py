@@ -89,7 +89,7 @@ class ScriptedBroker:
         self._listener.close()
 
     def stop_listening(self) -> None:
-        """Let nobody in any more; who is in stays."""
+        """Accept no more connections; those that are open stay."""
         _hang_up(self._listener)
         self._listener.close()
 
@@ -104,7 +104,7 @@ class ScriptedBroker:
             assert self._changed.wait_for(condition, timeout), "the scripted broker waited in vain"
 
     def drop_connections(self) -> None:
-        """Hang up on everybody."""
+        """Close every connection."""
         with self._changed:
             for sock in self._sockets:
                 _hang_up(sock)

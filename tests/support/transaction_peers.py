@@ -58,7 +58,7 @@ async def commit(peer: TrioPeer, transaction: str, *stages: Staging, number: int
 
 
 async def bodies(peer: TrioPeer, topic: str, partition: int = 0) -> list[bytes]:
-    """Return every message of a partition that a reader may see; in bulk nobody may see another one."""
+    """Return every message of a partition that a reader may see; a read in bulk shows no other one."""
     properties = {"topic": topic, "partition": str(partition), "offset": "0", "max_messages": "100000"}
     bulk = await peer.ask(MessageType.FETCH, 3, **properties, bulk="1")
     answer = await peer.ask(MessageType.FETCH, 3, **properties)

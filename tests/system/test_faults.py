@@ -170,7 +170,7 @@ def test_a_directory_that_cannot_be_synced_poisons_the_log(two_topics):
 
 
 @pytest.mark.parametrize("fault", ["pwrite64:error=ENOSPC", "fdatasync:error=EIO"])
-def test_an_index_that_cannot_be_written_stops_nobody_and_is_made_up_for(two_topics, fault):
+def test_an_index_that_cannot_be_written_stops_no_publisher_and_is_made_up_for(two_topics, fault):
     broker, peer = two_topics
     bodies = [b"%04d" % number for number in range(50)]
     with failing(broker, index_of(broker, "a"), fault):
@@ -261,7 +261,7 @@ def fill_up_and_make_room(disk: Path, broker: BrokerProcess, peer: Peer) -> None
     ballast.write_bytes(bytes(2**20))
     acked = publish_until_full(peer, "a")
     assert peer.bodies("a") == acked
-    assert code(peer.publish("b", b"as full for everybody" * 10_000, 2**40)) == "DISK_FULL"
+    assert code(peer.publish("b", b"as full for all topics" * 10_000, 2**40)) == "DISK_FULL"
     free_before = os.statvfs(disk).f_bavail
 
     ballast.unlink()

@@ -88,7 +88,7 @@ def test_a_reader_that_leaves_ends_it_quietly(flags, tmp_path):
     assert (ended.returncode, ended.stderr) == (141, b"")
 
 
-def test_a_greeting_that_nobody_reads_is_no_reason_to_stop(tmp_path):
+def test_a_greeting_that_is_not_read_is_no_reason_to_stop(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
     port = free_port()

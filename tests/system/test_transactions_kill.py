@@ -35,7 +35,7 @@ StartBroker = Callable[..., BrokerProcess]
 
 
 class Others(threading.Thread):
-    """Somebody who publishes to the same partitions, one message after the other, until the broker dies."""
+    """A publisher to the same partitions, one message after the other, until the broker dies."""
 
     def __init__(self, port: int) -> None:
         super().__init__(daemon=True)
@@ -101,7 +101,7 @@ def stage_all(peer: Peer) -> list[dict[str, Any]]:
 
 
 def run_into_the_step(broker: BrokerProcess) -> tuple[Others, Subscriber, list[dict[str, Any]]]:
-    """Commit while others publish and somebody subscribes, until the broker has killed itself."""
+    """Commit while others publish and a subscriber is joined, until the broker has killed itself."""
     named: list[dict[str, Any]] = []
     with Peer(broker.port) as peer:
         peer.hello()
@@ -138,7 +138,7 @@ def check_others(others: Others, seen: list[list[bytes]]) -> None:
 
 
 def check_once(broker: BrokerProcess, others: Others) -> None:
-    """The whole transaction is there once, in order, for whoever fetches and for whoever is pushed."""
+    """The whole transaction is there once, in order, for a fetch and for a subscriber."""
     with Peer(broker.port) as peer:
         peer.hello()
         seen = look(peer)
