@@ -11,6 +11,7 @@ from typing import Any
 from qb.clients.protocol.client_errors import MessageTooLarge, refusal
 from qb.core.wire.errors import BadRequest, Code
 from qb.core.wire.frames import MAX_PROPERTIES, OVERHEAD, RESERVED, Frames, MessageType, encode_properties
+from qb.core.wire.message_rules import reserved_property
 from qb.core.wire.uniform_frames import LEAST, numbers_left, table
 
 Body = bytes | bytearray | memoryview
@@ -134,7 +135,7 @@ def _encode(properties: Mapping[str, str]) -> bytes:
 
 def _check_property(name: str, value: str) -> None:
     if name in RESERVED:
-        raise refusal(Code.BAD_REQUEST, f"property name {name!r} is reserved: the broker gives it a meaning of its own")
+        raise refusal(Code.BAD_REQUEST, reserved_property(name))
     _check_text("a property name", name)
     _check_text(f"property {name!r}", value)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
-from zlib import crc32
 
 import msgspec
 import trio
 
+from qb.core.broker.append_service import AppendService
 from qb.core.broker.broker_metrics import BrokerMetrics
 from qb.core.broker.fetching import FetchLimits, Turn, fetch
 from qb.core.broker.producer_secrets import ProducerSecrets
@@ -21,27 +20,15 @@ from qb.core.transactions.transaction_manager import TransactionManager
 from qb.core.wire.clock import now_ms
 from qb.core.wire.errors import (
     BadRequest,
-    BrokerError,
     ShuttingDown,
     TopicExists,
     UnknownPartition,
     UnknownTopic,
 )
-from qb.core.wire.frames import RESERVED, MessageType, encode_frame, encode_properties, too_large
 from qb.core.wire.names import check_name
 from qb.core.wire.version import __version__
-from qb.storage.engine import AppendRun, Engine, PartitionLog, StoredChunk, Topic
+from qb.storage.engine import Engine, PartitionLog, StoredChunk, Topic
 from qb.storage.faults import keep_running
-
-
-class StoredReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a message is stored, and what that promises."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int  # when it was appended, in ms
-    durability: str
 
 
 class MessageBroker:
@@ -50,16 +37,17 @@ class MessageBroker:
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self.engine = engine
         self.settings = settings
-        self.transactions = TransactionManager(engine, settings.server)  # first: it holds what nobody may see yet
+        self.appends = AppendService(engine, settings.server, self.ensure_topic)
+        # First: it holds what readers may not see yet.
+        self.transactions = TransactionManager(engine, settings.server, self.appends.append)
         self.producers = Producers()
         self.producer_secrets = ProducerSecrets(engine.metadata)
-        self.subscriptions = SubscriptionManager(engine, self.ensure_topic, self._store_dead_letter)
+        self.subscriptions = SubscriptionManager(engine, self.ensure_topic, self.appends.store_dead_letter)
         self.groups = GroupManager(engine)
         self.metrics = BrokerMetrics()
         self.connections = 0
         self.draining = False
         self._started = trio.current_time()
-        self._turns: dict[str, int] = {}  # the next partition of each topic for messages without key
         self.producers.restore(
             engine.log(topic.topic, partition)
             for topic in engine.topics().values()
@@ -121,7 +109,7 @@ class MessageBroker:
         self.topic(topic)
         await self.subscriptions.delete_topic(topic, if_unused)
         await self.groups.topic_deleted(topic)
-        self._turns.pop(topic, None)
+        self.appends.topic_deleted(topic)
         return {}
 
     async def list_topics(self) -> list[Topic]:
@@ -164,80 +152,6 @@ class MessageBroker:
             raise UnknownTopic(check_name("topic", name))
         return known
 
-    # Publishing
-
-    def route(self, topic: Topic, partition: int | None, key: str | None) -> PartitionLog:
-        """Return the log that a message goes to. Raises UnknownTopic, UnknownPartition."""
-        if partition is None:
-            partition = self._pick(topic, key) if topic.partitions > 1 else 0
-        elif not 0 <= partition < topic.partitions:
-            raise UnknownPartition(topic.topic, partition, topic.partitions)
-        return self.engine.log(topic.topic, partition)
-
-    def _pick(self, topic: Topic, key: str | None) -> int:
-        if key is not None:
-            return crc32(key.encode()) % topic.partitions
-        turn = self._turns.get(topic.topic, 0)
-        self._turns[topic.topic] = turn + 1
-        return turn % topic.partitions
-
-    async def publish(
-        self,
-        topic: str,
-        body: bytes,
-        *,
-        partition: int | None = None,
-        key: str | None = None,
-        properties: Mapping[str, str] | None = None,
-        timestamp_ms: int = 0,
-    ) -> StoredReceipt:
-        """Store one message and return when it is durable. Raises BrokerError; then nothing of it was kept."""
-        await self.ready_topic(topic)
-        log = self.route(self.topic(topic), partition, key)
-        encoded = self.stored_properties(topic, partition, key, properties, body)
-        frame = encode_frame(MessageType.DATA, log.next_offset, timestamp_ms or now_ms(), encoded, body)
-        run, settled, outcome = AppendRun(frame, (0,), log.next_offset), trio.Event(), []
-
-        def done(runs: Sequence[AppendRun], error: BrokerError | None, append_ms: int) -> None:
-            outcome.append((error, append_ms))
-            settled.set()
-
-        log.append(run, done)
-        await settled.wait()
-        error, append_ms = outcome[0]
-        if error is not None:
-            raise error
-        return StoredReceipt(
-            topic=topic,
-            partition=log.partition,
-            offset=run.first_offset,
-            timestamp=append_ms,
-            durability=self.engine.durability,
-        )
-
-    async def _store_dead_letter(
-        self, topic: str, body: bytes, partition: int, key: str | None, properties: Mapping[str, str]
-    ) -> StoredReceipt:
-        return await self.publish(topic, body, partition=partition, key=key, properties=properties)
-
-    def stored_properties(
-        self, topic: str, partition: int | None, key: str | None, properties: Mapping[str, str] | None, body: bytes
-    ) -> bytes:
-        """Return the properties of a message as it is stored. Raises BadRequest, MessageTooLarge."""
-        own: dict[str, str] = {"topic": topic}
-        if partition is not None:
-            own["partition"] = str(partition)
-        if key is not None:
-            own["key"] = key
-        for name in properties or {}:
-            if name in RESERVED:
-                raise BadRequest(f"property {name!r} has a meaning of its own; choose another name")
-        encoded = encode_properties({**own, **(properties or {})})
-        excess = too_large(len(body), len(encoded), self.settings.server.max_message_size)
-        if excess:
-            raise excess
-        return encoded
-
     # Reading
 
     async def fetch(
@@ -264,21 +178,12 @@ class MessageBroker:
             raise UnknownPartition(topic, partition, known.partitions)
         return self.engine.log(topic, partition)
 
-    async def ready_topic(self, topic: str) -> None:
-        """Make the topic if it is missing and the broker may. Raises as create_topic() does."""
-        if self.may_make(topic):
-            await self.ensure_topic(topic)
-
     async def ensure_topic(self, topic: str) -> None:
         """Make the topic unless it exists. Raises as create_topic() does."""
         try:
             await self.create_topic(topic)
         except TopicExists:
             pass
-
-    def may_make(self, topic: str) -> bool:
-        """Say whether the topic is missing and the broker may make it by itself."""
-        return self.settings.server.auto_create_topics and topic not in self.engine.topics()
 
     def check_open(self) -> None:
         """Raises ShuttingDown once the broker drains."""

@@ -27,8 +27,8 @@ log = logging.getLogger("qb.subscriptions")
 ALL = 1_000_000  # letters that one retry or purge may name
 
 MakeTopic = Callable[[str], Awaitable[None]]  # unless it exists
-# Stores a message: (topic, body, partition, key, properties).
-Store = Callable[[str, bytes, int, str | None, Mapping[str, str]], Awaitable[object]]
+# AppendService.store_dead_letter(): topic, body, key, properties.
+Store = Callable[[str, bytes, str | None, Mapping[str, str]], Awaitable[object]]
 
 
 class SubscriptionManager:
@@ -252,7 +252,7 @@ class SubscriptionManager:
             async with self._changing:
                 active.check_in_service()
                 await self._make_topic(target)
-        await self._store(target, message.body, 0, message.properties.get("key"), properties)
+        await self._store(target, message.body, message.properties.get("key"), properties)
 
     async def dead_letters(self, subscription_id: str, max: int = 100) -> list[DeadLetterView]:
         """Return the letters that are neither retried nor purged, oldest first."""

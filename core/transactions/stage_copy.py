@@ -6,7 +6,7 @@ which of them it holds. What is held in memory is bounded, whatever the transact
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from qb.core.wire.staged_frames import NumberedFrames, number_messages, skip_mes
 from qb.storage.engine import (
     TRANSACTIONS,
     AppendRun,
+    Done,
     Engine,
     PartitionLog,
     ProducerRange,
@@ -31,6 +32,8 @@ from qb.storage.stages.transaction_records import CommittedShare, ReservedPartit
 READ_BYTES = 4_000_000  # of a stage at a time
 RUN_BYTES = 1_000_000  # numbered in one step of the event loop, and written as one batch
 IN_FLIGHT_BYTES = 8_000_000  # given to logs and not yet durable; past this, nothing more is read
+
+Append = Callable[[PartitionLog, AppendRun, Done], None]  # AppendService.append(): never raises, tells Done
 
 
 class CopyTarget:
@@ -84,10 +87,11 @@ class CopyTarget:
 class StageCopy:
     """All of one transaction."""
 
-    def __init__(self, decision: TransactionRecord, engine: Engine) -> None:
+    def __init__(self, decision: TransactionRecord, engine: Engine, append: Append) -> None:
         """Its logs are not held yet. Topics that are gone are left out."""
         self.decision = decision
         self._engine = engine
+        self._give_to_log = append
         self._destinations: dict[Where, CopyTarget] = {}
         for held in decision.partitions:
             try:
@@ -208,10 +212,7 @@ class StageCopy:
         run = AppendRun(numbered.data, numbered.positions, to.log.next_offset, TRANSACTIONS, to.next_number)
         to.given += len(run.positions)
         self._in_flight += len(run.data)
-        try:
-            to.log.append(run, partial(self._appended, to))
-        except BrokerError as error:
-            self._appended(to, (run,), error, 0)
+        self._give_to_log(to.log, run, partial(self._appended, to))
 
     def _appended(self, to: CopyTarget, runs: Sequence[AppendRun], error: BrokerError | None, append_ms: int) -> None:
         for run in runs:

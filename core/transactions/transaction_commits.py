@@ -16,7 +16,7 @@ import trio
 
 from qb.core.transactions.open_stages import OpenStages
 from qb.core.transactions.remembered_transactions import RememberedTransactions
-from qb.core.transactions.stage_copy import StageCopy
+from qb.core.transactions.stage_copy import Append, StageCopy
 from qb.core.transactions.unfinished_transactions import TransactionRequest, UnfinishedTransaction
 from qb.core.wire.clock import now_ms
 from qb.core.wire.errors import BadRequest, BrokerError, DiskFull, Internal, PartitionHeld
@@ -38,15 +38,16 @@ SPARE_BYTES = 16 * 2**20  # that a commit leaves on the disk
 class TransactionCommits:
     """Commits that are asked for, and decisions that are not yet carried out."""
 
-    def __init__(self, engine: Engine, opened: OpenStages, remembered: RememberedTransactions) -> None:
+    def __init__(self, engine: Engine, append: Append, opened: OpenStages, remembered: RememberedTransactions) -> None:
         """Partitions of unfinished transactions show nothing new from now on."""
         self._engine = engine
+        self._append = append
         self._opened = opened
         self._remembered = remembered
         self.committed = 0  # since the start
         self._unfinished: dict[str, UnfinishedTransaction] = {}
         for decision in remembered.unfinished_at_start:
-            copying = StageCopy(decision, engine)
+            copying = StageCopy(decision, engine, append)
             copying.resume()
             self._unfinished[decision.transaction] = UnfinishedTransaction(copying)
         self._next_number = self._first_free_number(remembered.unfinished_at_start)
@@ -177,7 +178,7 @@ class TransactionCommits:
             first_number=self._next_number,
         )
         self._next_number += max([held.messages for held in partitions], default=0)
-        return StageCopy(decision, self._engine)
+        return StageCopy(decision, self._engine, self._append)
 
     def _check_partition(self, where: Where, messages: int) -> ReservedPartition:
         log = self._engine.log(*where)

@@ -13,6 +13,7 @@ import trio
 from qb.core.settings import ServerSettings
 from qb.core.transactions.open_stages import Answer, OpenStages
 from qb.core.transactions.remembered_transactions import RememberedTransactions
+from qb.core.transactions.stage_copy import Append
 from qb.core.transactions.transaction_commits import TransactionCommits
 from qb.core.transactions.unfinished_transactions import UnfinishedTransaction
 from qb.core.wire.clock import now_ms
@@ -27,13 +28,13 @@ LOOKS = 10  # for what may be forgotten, in the time that an idle stage has
 class TransactionManager:
     """Every transaction of the broker."""
 
-    def __init__(self, engine: Engine, settings: ServerSettings) -> None:
+    def __init__(self, engine: Engine, settings: ServerSettings, append: Append) -> None:
         """Partitions of unfinished transactions show nothing new from now on."""
         self._engine = engine
         self._settings = settings
         self._opened = OpenStages(engine, settings)
         self._remembered = RememberedTransactions(engine.metadata, settings)
-        self._commits = TransactionCommits(engine, self._opened, self._remembered)
+        self._commits = TransactionCommits(engine, append, self._opened, self._remembered)
         known = engine.stages().values()
         self._opened.open([stage.stage_id for stage in known if not self._remembered.is_over(stage)])
         self.notes: list[str] = []  # what finish_all() has to tell the operator

@@ -14,7 +14,9 @@ from typing import NamedTuple
 
 from qb.core.wire.errors import BadRequest
 from qb.core.wire.frames import HEAD, LENGTH, MAX_PROPERTIES, OVERHEAD, MessageType
+from qb.core.wire.message_rules import NOT_IN_FRAMES, reserved_property
 
+_RESERVED = re.compile(rb"\0(%b)=" % "|".join(sorted(NOT_IN_FRAMES)).encode())
 _PROPERTIES = re.compile(rb"(?:[^=\0]+=[^\0]*\0)*\Z")
 _NUMBER = struct.Struct(">Q")
 _NUMBER_AT = 8  # where a frame carries its sequence number
@@ -111,6 +113,9 @@ def _check_properties(properties: bytes, begin: bytes, at: int) -> None:
         properties.decode()
     except UnicodeDecodeError:
         raise _bad(at, "its properties are not UTF-8") from None
+    reserved = _RESERVED.search(properties)
+    if reserved:
+        raise _bad(at, reserved_property(reserved[1].decode()))
 
 
 def _bad(at: int, what: str) -> BadRequest:

@@ -25,6 +25,7 @@ from qb.core.wire.frames import (
     decode_properties,
     too_large,
 )
+from qb.core.wire.message_rules import check_frame_properties
 from qb.core.wire.uniform_frames import count_alike, give_head
 from qb.storage.engine import AppendRun
 
@@ -90,6 +91,7 @@ def _route(encoded: bytes) -> Route:
     topic, partition = properties.get("topic"), properties.get("partition")
     if topic is None:
         raise BadRequest("PUBLISH needs a property 'topic'")
+    check_frame_properties(properties)
     if partition is None:
         return Route(topic, None, properties.get("key"))
     if not (partition.isascii() and partition.isdigit() and len(partition) < 10):

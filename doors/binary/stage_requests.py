@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import trio
-
 from qb.core.broker.message_broker import MessageBroker
-from qb.core.wire.errors import BadRequest, BrokerError
-from qb.core.wire.staged_frames import check_messages
+from qb.core.wire.errors import BrokerError
 from qb.doors.binary.methods import StageArguments, arguments_from_text
 from qb.doors.binary.replies import refusal, staged
 from qb.doors.binary.server_connection import StageFrame
 from qb.storage.signals import Signal
-
-AT_ONCE = 1 << 20  # bytes that are checked in one step of the event loop
 
 
 class StageRequests:
@@ -33,8 +28,7 @@ class StageRequests:
         answer = partial(self._answer, frame.number)
         try:
             to = arguments_from_text(StageArguments, frame.properties)
-            await self._broker.ready_topic(to.topic)
-            count = await self._count(frame, to.topic)
+            count = await self._broker.appends.admit_staged(to.topic, frame.data, frame.body_at)
             where = to.topic, to.partition
             stage = self._broker.transactions.stage(to.stage, where, to.first, count, frame.data, answer)
         except BrokerError as error:
@@ -42,18 +36,6 @@ class StageRequests:
             return
         if not stage.has_room:
             await stage.wait_for_room()
-
-    async def _count(self, frame: StageFrame, topic: str) -> int:
-        """Return how many messages a frame has. Raises BadRequest."""
-        count, at, most = 0, frame.body_at, self._broker.settings.server.max_message_size
-        while at < len(frame.data):
-            checked, at = check_messages(frame.data, at, topic, most, AT_ONCE)
-            count += checked
-            if at < len(frame.data):
-                await trio.lowlevel.checkpoint()
-        if not count:
-            raise BadRequest("a STAGE frame needs at least one message in its body")
-        return count
 
     def _answer(self, number: int, error: BrokerError | None, messages: int) -> None:
         self._send(staged(number, messages) if error is None else refusal(number, error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from qb.core.broker.message_broker import StoredReceipt
+from qb.core.broker.outgoing_messages import StoredReceipt
 from qb.core.wire.frames import Frame
 from qb.doors.json_lines.json_answers import iso_time, own_properties, shown_value
 from qb.storage.engine import LogState, Topic

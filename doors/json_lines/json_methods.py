@@ -11,6 +11,7 @@ import trio
 
 from qb.core.broker.fetching import FetchLimits, messages
 from qb.core.broker.message_broker import MessageBroker
+from qb.core.broker.outgoing_messages import OutgoingMessage
 from qb.core.groups.group_coordinator import MemberStanding
 from qb.core.groups.group_manager import GroupCommit
 from qb.core.wire.clock import now_ms
@@ -76,14 +77,8 @@ class JsonMethods:
 
     async def produce(self, wanted: wants.ProduceLine) -> Data:
         body, timestamp_ms = _body(wanted), now_ms()
-        receipt = await self._broker.publish(
-            wanted.topic,
-            body,
-            partition=wanted.partition,
-            key=wanted.key,
-            properties=wanted.properties,
-            timestamp_ms=timestamp_ms,
-        )
+        message = OutgoingMessage(body, wanted.partition, wanted.key, wanted.properties)
+        receipt = await self._broker.appends.publish(wanted.topic, message, timestamp_ms)
         properties = {**(wanted.properties or {}), **({} if wanted.key is None else {"key": wanted.key})}
         stored = Frame(MessageType.DATA, receipt.offset, timestamp_ms, properties, body)
         return {**record(stored), "partition": receipt.partition}

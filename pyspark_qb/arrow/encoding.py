@@ -18,6 +18,7 @@ from qb.clients.protocol.client_errors import MessageTooLarge
 from qb.clients.protocol.publish_frames import check_size
 from qb.core.wire.errors import BadRequest, Code
 from qb.core.wire.frames import MAX_PROPERTIES, OVERHEAD, RESERVED, MessageType, encode_head, encode_properties
+from qb.core.wire.message_rules import reserved_property
 
 # qb.core.wire.frames.HEAD as numpy knows it
 HEAD = np.dtype([("total", ">u4"), ("type", ">u4"), ("sequence", ">u8"), ("timestamp", ">u8"), ("properties", ">u4")])
@@ -117,7 +118,7 @@ def _own_properties(maps: pa.MapArray) -> pa.LargeBinaryArray:
 
 def _check_name(name: str) -> None:
     if name in RESERVED:
-        raise BadColumns(f"property name {name!r} is reserved: the broker gives it a meaning of its own")
+        raise BadColumns(reserved_property(name))
     try:
         encode_properties({name: ""})
     except BadRequest as error:

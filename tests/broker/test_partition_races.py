@@ -8,6 +8,7 @@ import pytest
 import trio
 import trio.testing
 
+from qb.core.broker.outgoing_messages import OutgoingMessage
 from qb.core.subscriptions.push_decisions import DeadLetterDecision
 from qb.core.wire.errors import BrokerError, UnknownSubscription, UnknownTopic
 from qb.storage.local_engine import LocalEngine
@@ -138,7 +139,7 @@ async def test_no_interleaving_with_delete_topic_leaves_a_subscription_on_a_topi
         chance = random.Random(1)
         for number in range(120):
             await broker.create_topic("t")
-            await broker.publish("t", b"x")
+            await broker.appends.publish("t", OutgoingMessage(b"x"))
             await manager.create("source", "t")
             async with trio.open_nursery() as nursery:
                 for call, *arguments in (

@@ -9,8 +9,11 @@ from random import Random
 from types import MappingProxyType
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
+from qb.clients.protocol.client_errors import QBError
+from qb.clients.protocol.publish_frames import form_of
 from qb.core.wire.frames import Frame, data_frames, encode_frame
 from qb.core.wire.frames import MessageType as T
 
@@ -222,3 +225,85 @@ async def test_every_door_says_which_part_of_a_message_is_too_large_and_what_its
         assert await lines.error("produce", topic="a", value=body, properties=properties) == words
         answer = await http.ask("POST", "/topics/a/messages", {"value": body, "headers": properties})
         assert (answer.status, answer.json["error"]) == (413, words)
+
+
+# Rules of a message that hold for every way in. Each returns the text of the refusal, or None.
+
+
+async def refused_frame(connect, topic, properties, body=b"x"):
+    answer = (await (await connect()).publish(topic, body, **properties)).properties
+    return answer.get("error")
+
+
+async def refused_stage(connect, topic, properties, body=b"x"):
+    peer = await connect()
+    stage = (await peer.call("begin_transaction", transaction="x"))["stage"]
+    message = encode_frame(T.DATA, 0, 5, {"topic": topic, **properties}, body)
+    answer = await peer.ask(T.STAGE, 1, message, stage=stage, topic=topic, partition="0", first="0")
+    return answer.properties.get("error")
+
+
+async def refused_line(connect, topic, properties, body=b"x"):
+    peer = await connect.lines()
+    answer = await peer.ask("produce", topic=topic, value=body.decode(), properties=properties)
+    return answer.get("error")
+
+
+async def refused_request(connect, topic, properties, body=b"x"):
+    http = await connect.http()
+    answer = await http.ask("POST", f"/topics/{topic}/messages", {"value": body.decode(), "headers": properties})
+    return answer.json.get("error")
+
+
+async def refused_batch(connect, topic, properties, body=b"x"):
+    http = await connect.http()
+    messages = [{"value": "fine"}, {"value": body.decode(), "headers": properties}]
+    answer = await http.ask("POST", f"/topics/{topic}/messages", {"messages": messages})
+    return answer.json.get("error")
+
+
+async def refused_ndjson(connect, topic, properties, body=b"x"):
+    http = await connect.http()
+    line = msgspec.json.encode({"value": body.decode(), "headers": properties})
+    kind = {"content-type": "application/x-ndjson"}
+    answer = await http.ask("POST", f"/topics/{topic}/messages", body=line, headers=kind)
+    return answer.json.get("error")
+
+
+FRAMES = [refused_frame, refused_stage]  # whose fields are properties
+OTHERS = [refused_line, refused_request, refused_batch, refused_ndjson]
+OWN_FIELDS = ("topic", "partition", "key", "client_id", "publisher_id")
+
+
+@pytest.mark.parametrize("way_in", FRAMES + OTHERS)
+async def test_no_way_in_takes_a_property_that_only_the_broker_writes(a_broker, way_in):
+    async with a_broker() as connect:
+        await (await connect.lines()).data("createTopic", topic="a")
+        words = "property name 'subscription_id' is reserved: the broker gives it a meaning of its own"
+        assert words in await way_in(connect, "a", {"subscription_id": "s"})
+        assert connect.broker.log("a", 0).next_offset == 0, "nor what came with it"
+        assert await way_in(connect, "a", {"mine": "x"}) is None
+
+
+@pytest.mark.parametrize("name", OWN_FIELDS)
+@pytest.mark.parametrize("way_in", OTHERS)
+async def test_no_way_in_takes_a_field_of_a_frame_as_a_property_of_a_user(a_broker, way_in, name):
+    async with a_broker() as connect:
+        await (await connect.lines()).data("createTopic", topic="a")
+        words = f"property name {name!r} is reserved: the broker gives it a meaning of its own"
+        assert words in await way_in(connect, "a", {name: "0"})
+        assert connect.broker.log("a", 0).next_offset == 0
+
+
+@pytest.mark.parametrize("name", [*OWN_FIELDS, "subscription_id"])
+def test_clients_refuse_a_reserved_property_with_the_words_of_the_broker(name):
+    with pytest.raises(QBError, match=f"property name {name!r} is reserved: the broker gives it a meaning of its own"):
+        form_of("a", None, None, {name: "0"}, 0)
+
+
+async def test_a_frame_carries_the_fields_that_are_its_own(a_broker):
+    async with a_broker() as connect:
+        await (await connect.lines()).data("createTopic", topic="a")
+        fields = {"partition": "0", "key": "k", "client_id": "c", "publisher_id": "p"}
+        assert (await (await connect()).publish("a", b"x", **fields)).properties["status"] == "success"
+        assert await refused_stage(connect, "a", fields) is None

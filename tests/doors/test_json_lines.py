@@ -153,7 +153,7 @@ async def test_properties_are_shown_only_if_a_message_has_some(a_broker):
         assert list(second) == ["offset", "timestamp", "value", "key", "partition"]
         records = (await peer.data("fetch", topic="a", partition=0, offset=0))["records"]
         assert [{**record, "partition": 0} for record in records] == [first, second]
-        assert "'key' has a meaning" in await peer.error("produce", topic="a", value="x", properties={"key": "k"})
+        assert "'key' is reserved" in await peer.error("produce", topic="a", value="x", properties={"key": "k"})
         assert "must not hold NUL" in await peer.error("produce", topic="a", value="x", key="a\0b")
         assert await peer.error("produce", topic="a", value="x", properties={"n": 1}) == (
             "properties must be an object of strings"

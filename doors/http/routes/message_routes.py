@@ -10,8 +10,8 @@ import msgspec
 import trio
 from msgspec import UNSET, Meta, UnsetType
 
-from qb.core.broker.batch_publish import AT_ONCE, BadBatchMessage, OutgoingMessage, publish_many
-from qb.core.broker.message_broker import StoredReceipt
+from qb.core.broker.outgoing_messages import BadBatchMessage, OutgoingMessage, StoredReceipt
+from qb.core.pacing import AT_ONCE
 from qb.core.wire.clock import now_ms
 from qb.core.wire.errors import BrokerError
 from qb.doors.http.http_errors import HttpError, PartlyStored, bad_request, refusal
@@ -78,7 +78,7 @@ async def _store(call: RouteCall, messages: list[MessageBody], alone: bool, wait
     timestamp_ms = now_ms()
     try:
         outgoing = [_outgoing(message, index, alone) for index, message in enumerate(messages)]
-        outcomes = await publish_many(call.broker, call.path["topic"], outgoing, timestamp_ms, wait=wait)
+        outcomes = await call.broker.appends.publish_many(call.path["topic"], outgoing, timestamp_ms, wait=wait)
     except BadBatchMessage as bad:
         raise (bad.error if alone else _refused(bad)) from None
     shown = iso_time(timestamp_ms)

@@ -1,0 +1,150 @@
+"""The publishes of one connection on their way into the logs: numbered, and idempotent if the peer wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import trio
+
+from qb.core.broker.append_service import AppendService
+from qb.core.broker.producer_secrets import ProducerSecrets
+from qb.core.broker.producers import NumberedRange, Producer, Producers
+from qb.core.broker.repeated_publishes import Found, compare
+from qb.core.wire.errors import BadRequest, BrokerError
+from qb.storage.engine import AppendRun, Done, PartitionLog
+from qb.storage.signals import Signal, Wait
+
+LOGS_REMEMBERED = 1_024  # of those that a peer publishes to
+
+# Called with publishes that a log has kept, and None and the time in ms, or with why it has not: those of one call
+# continue each other neither in numbers nor in offsets. What it returns sends the answers, when all have been made.
+Answer = Callable[[Sequence[NumberedRange], BrokerError | None, int], Callable[[], None]]
+
+
+class RunPlan(NamedTuple):
+    """What is to be done with the publishes that are next."""
+
+    log: PartitionLog
+    first_offset: int  # of the first of them
+    limit: int | None  # so many at most; None: all that follow and go to the same place
+    same_key: bool  # and have the same key
+    producer_id: int  # 0: not idempotent
+    is_repeated: bool  # they are stored already, from first_offset on
+
+
+class NumberedPublishes:
+    """Judges runs of publishes, gives them to their logs, and has them answered."""
+
+    def __init__(self, appends: AppendService, producers: Producers, secrets: ProducerSecrets, answer: Answer) -> None:
+        self._appends = appends
+        self._producers = producers
+        self._secrets = secrets
+        self._answer = answer
+        self._producer: Producer | None = None
+        self._dones: dict[PartitionLog, Done] = {}
+        self._unsettled = 0  # runs given to a log and not yet answered
+        self._all_settled = Signal()
+
+    async def continue_as(self, wanted: str, secret: str | None) -> tuple[int, str]:
+        """Publish idempotently from now on; returns the id and the secret to continue with.
+
+        That is the producer that is wanted if its secret is given, else a new one. Raises BadRequest, ProducerFenced if
+        the secret is wrong.
+        """
+        if wanted != "new" and not (wanted.isascii() and wanted.isdigit() and 0 < int(wanted) < 2**63):
+            raise BadRequest(f"producer_id must be 'new' or a number that the broker gave out, not {wanted[:40]!r}")
+        if wanted == "new" or secret is None:
+            wanted = "new"
+        else:
+            await self._secrets.check(int(wanted), secret)
+        producer = self._producers.open(wanted, self)
+        secret = await self._secrets.of(producer.producer_id)
+        self._producer = producer
+        return producer.producer_id, secret
+
+    def plan(self, number: int, topic: str, partition: int | None, key: str | None) -> RunPlan:
+        """Say what is to be done with the publish of this number, and with those right after it.
+
+        Raises OutOfSequence, ProducerFenced, and as AppendService.route().
+        """
+        log, limit, same_key = self._appends.route(topic, partition, key)
+        producer = self._producer
+        if producer is None:
+            return RunPlan(log, log.next_offset, limit, same_key, 0, False)
+        stored, new = producer.judge(number, self)
+        if stored is not None:
+            return RunPlan(stored.log, stored.first_offset, stored.size, False, 0, True)
+        return RunPlan(log, log.next_offset, limit or new, same_key, producer.producer_id, False)
+
+    def append(self, log: PartitionLog, run: AppendRun) -> Wait | None:
+        """Give a run that is as plan() said to its log; returns what the next one must wait for."""
+        if self._producer is not None:
+            self._producer.remember(_numbers(run, log))
+        self._unsettled += 1
+        self._appends.append(log, run, self._dones.get(log) or self._make_done(log))
+        return None if log.has_room else log.wait_for_room
+
+    async def wait_until_settled(self) -> None:
+        """Return when every run given to a log has been answered."""
+        while self._unsettled:
+            await self._all_settled.wait()
+
+    def _make_done(self, log: PartitionLog) -> Done:
+        """Return what answers for runs in a log: always the same, so that the log tells of many of them at once."""
+        if len(self._dones) >= LOGS_REMEMBERED:
+            self._dones.clear()
+        done = self._dones[log] = partial(self._settle, log)
+        return done
+
+    def _settle(
+        self, log: PartitionLog, runs: Sequence[AppendRun], error: BrokerError | None, append_ms: int
+    ) -> Callable[[], None]:
+        """Take note of what became of runs; returns what sends the answers."""
+        numbers = [_numbers(runs[0], log)]
+        for run in runs[1:]:
+            following = _numbers(run, log)
+            if following.continues(numbers[-1]):
+                numbers[-1] = numbers[-1].joined(following)
+            else:
+                numbers.append(following)
+        if self._producer is not None:
+            for each in numbers:
+                self._producer.settled(each, error)
+        self._unsettled -= len(runs)
+        if not self._unsettled:
+            self._all_settled.set()
+        return self._answer(numbers, error, append_ms)
+
+    async def compare(self, run: AppendRun, log: PartitionLog) -> list[tuple[Found, NumberedRange]]:
+        """Say of publishes that were sent again what the log has under their numbers, when that is durable.
+
+        Raises the BrokerError that kept it from being stored, or from being read.
+        """
+        assert self._producer is not None
+        numbers = _numbers(run, log)
+        await _durable(self._producer, numbers)
+        found, first = [], numbers.first_number
+        for each, count in await compare(run, log):
+            found.append((each, numbers.cut(first, first + count)))
+            first += count
+        return found
+
+
+def _numbers(run: AppendRun, log: PartitionLog) -> NumberedRange:
+    return NumberedRange(run.first_number, len(run.positions), log, run.first_offset)
+
+
+async def _durable(producer: Producer, numbers: NumberedRange) -> None:
+    """Return when a log has kept these numbers. Raises why it has not."""
+    settled, outcome = trio.Event(), []
+
+    def note(error: BrokerError | None) -> None:
+        outcome.append(error)
+        settled.set()
+
+    producer.when_settled(numbers, note)
+    await settled.wait()
+    if outcome[0] is not None:
+        raise outcome[0]

@@ -1,0 +1,34 @@
+"""The rules that every message must keep, whichever door or client it comes from, with the words for each breach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from qb.core.wire.errors import BadRequest
+from qb.core.wire.frames import RESERVED
+
+# The properties of a PUBLISH frame, and of a staged message, that are fields of the frame: the broker gives them their
+# meaning. In all doors and clients they have parameters of their own, and none takes them as properties of a user.
+FRAME_FIELDS = frozenset({"topic", "partition", "key", "client_id", "publisher_id"})
+NOT_IN_FRAMES = RESERVED - FRAME_FIELDS  # names that only the broker writes into a frame
+
+DEAD_LETTERS = ".dead-letters"  # the end of the name of a default dead-letter topic
+
+
+def reserved_property(name: str) -> str:
+    """Return the words for a property of a user that has a reserved name."""
+    return f"property name {name!r} is reserved: the broker gives it a meaning of its own; choose another name"
+
+
+def check_own_properties(names: Iterable[str]) -> None:
+    """Check the names of a user's own properties. Raises BadRequest for one that is reserved."""
+    for name in names:
+        if name in RESERVED:
+            raise BadRequest(reserved_property(name))
+
+
+def check_frame_properties(names: Iterable[str]) -> None:
+    """Check the names in a PUBLISH frame or a staged message: fields and a user's own. Raises BadRequest."""
+    for name in names:
+        if name in NOT_IN_FRAMES:
+            raise BadRequest(reserved_property(name))
