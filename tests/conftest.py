@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,6 +16,7 @@ import hypothesis
 import pytest
 import trio
 
+from qb import BrokerClient
 from qb.core.settings import HttpSettings, ServerSettings, Settings, StorageSettings
 from qb.server import serve
 from qb.storage.local_engine import LocalEngine
@@ -63,6 +65,30 @@ def start_broker(tmp_path: Path) -> Iterator[Callable[..., BrokerProcess]]:
 def broker(start_broker: Callable[..., BrokerProcess]) -> BrokerProcess:
     """A real broker process with the default settings."""
     return start_broker()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker process for all tests of a file that do it no harm."""
+    broker = BrokerProcess(tmp_path_factory.mktemp("shared"))
+    yield broker
+    broker.kill()
+
+
+@pytest.fixture
+def client(shared: BrokerProcess) -> Iterator[BrokerClient]:
+    """A blocking client of the shared broker."""
+    with BrokerClient(port=shared.port) as client:
+        yield client
+
+
+@pytest.fixture
+def topic(shared: BrokerProcess, request: pytest.FixtureRequest) -> str:
+    """A topic of the test's own on the shared broker, with as many partitions as the module's PARTITIONS says."""
+    name = re.sub(r"[^a-z0-9]+", "-", request.node.name)[:100]
+    with BrokerClient(port=shared.port) as client:
+        client.create_topic(name, partitions=getattr(request.module, "PARTITIONS", 1))
+    return name
 
 
 @pytest.fixture

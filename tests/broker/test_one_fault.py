@@ -14,7 +14,7 @@ from qb.core.push.delivery_rounds import DeliveryRounds
 from qb.core.transactions.stage_copy import StageCopy
 from qb.storage import maintenance as background
 from qb.storage.faults import Fault, Faults, keep_running
-from tests.broker.test_push import Delivered, a_topic, bodies, joined
+from tests.support.push_peers import Delivered, a_topic, bodies, joined
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from qb.core.wire.errors import BrokerError, UnknownSubscription, UnknownTopic
 from qb.storage.local_engine import LocalEngine
 from qb.storage.log.partition_log import LocalLog
 from qb.storage.metadata_store import MetadataStore
-from tests.broker.test_push import Delivered, a_topic, joined
+from tests.support.push_peers import Delivered, a_topic, joined
 
 
 class Gate:

@@ -12,7 +12,7 @@ import qb.storage.faults
 from qb.core.push.cursor_saver import SAVE_INTERVAL
 from qb.core.wire.frames import MessageType as T
 from qb.storage.metadata_store import MetadataStore
-from tests.broker.test_push import Delivered, a_topic, all_saved, bodies, joined
+from tests.support.push_peers import Delivered, a_topic, all_saved, bodies, joined
 from tests.support.waiting import holds_during
 
 

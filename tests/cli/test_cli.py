@@ -4,85 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import shlex
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import PIPE
-from typing import Any, NamedTuple
 
 import pytest
 
 from qb.cli.command import Command
 from qb.cli.commands.topic_commands import parse_retention
 from qb.cli.input_lines import PORTION_BYTES
-from qb.cli.main import main
 from qb.cli.parser import GROUPS, overview, parse
 from qb.clients.blocking.client import BrokerClient
 from qb.core.wire.frames import Frame, MessageType, decode_frame, frame_length
-from tests.support.brokers import ROOT, BrokerProcess
+from tests.support.brokers import BrokerProcess
+from tests.support.commands import Done, Run, on_terminal, start_process
 from tests.support.waiting import wait_until
 
 COMMANDS = [command for _, commands in GROUPS for command in commands]
-
-
-class Done(NamedTuple):
-    """What a command left behind."""
-
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Done]
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for all tests that do it no harm."""
-    broker = BrokerProcess(tmp_path_factory.mktemp("shared"))
-    yield broker
-    broker.kill()
-
-
-@pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command in this process, with a clean environment."""
-    for name in [name for name in os.environ if name.startswith("QB_")]:
-        monkeypatch.delenv(name)
-
-    def run(*argv: str) -> Done:
-        return Done(main(argv), *capsys.readouterr())
-
-    return run
-
-
-@pytest.fixture
-def qb(offline: Run, shared: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command in this process against the shared broker, which the environment names."""
-    monkeypatch.setenv("QB_SERVER_PORT", str(shared.port))
-    return offline
-
-
-@pytest.fixture
-def topic(shared: BrokerProcess, request: pytest.FixtureRequest) -> str:
-    """A topic of the test's own."""
-    name = re.sub(r"[^a-z0-9]+", "-", request.node.name)[:100]
-    with BrokerClient(port=shared.port) as client:
-        client.create_topic(name)
-    return name
-
-
-def start_process(*argv: str, **streams: Any) -> subprocess.Popen[bytes]:
-    """Start `python client.py ...` with a clean environment."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("QB_")}
-    environment["COLUMNS"] = "200"  # of the terminal, if there is one
-    return subprocess.Popen([sys.executable, str(ROOT / "client.py"), *argv], env=environment, **streams)
 
 
 def wait_for_messages(port: int, topic: str, count: int) -> None:
@@ -561,19 +503,3 @@ def test_a_terminal_gets_a_drawn_table(shared: BrokerProcess, topic: str) -> Non
     shown = on_terminal("--port", str(shared.port), "list-topics")
     assert topic in shown
     assert "───" in shown
-
-
-def on_terminal(*argv: str) -> str:
-    """Run a command on a terminal of its own and return all that it showed there."""
-    ours, theirs = pty.openpty()
-    with start_process(*argv, stdin=theirs, stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
-        shown = b""
-        try:
-            while chunk := os.read(ours, 65536):
-                shown += chunk
-        except OSError:  # Linux says so when the terminal is not open any more
-            pass
-    os.close(ours)
-    assert process.returncode == 0, shown
-    return shown.decode()

@@ -3,62 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from qb.cli.commands.pull_commands import parse_offset
-from qb.cli.main import main
 from qb.clients.blocking.client import BrokerClient
 from tests.support.brokers import ROOT, BrokerProcess
+from tests.support.commands import Run
 
 pytestmark = pytest.mark.timeout(40)
-
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Done]
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    broker = BrokerProcess(tmp_path_factory.mktemp("shared"))
-    yield broker
-    broker.kill()
+PARTITIONS = 2  # of the topic that each test has
 
 
 @pytest.fixture
-def qb(shared: BrokerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command in this process against the shared broker."""
-    for name in [name for name in os.environ if name.startswith("QB_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("QB_SERVER_PORT", str(shared.port))
-    return lambda *argv: Done(main(argv), *capsys.readouterr())
-
-
-@pytest.fixture
-def client(shared: BrokerProcess) -> Iterator[BrokerClient]:
-    with BrokerClient(port=shared.port) as client:
-        yield client
-
-
-@pytest.fixture
-def topic(client: BrokerClient, request: pytest.FixtureRequest) -> str:
-    """A topic of the test's own, with 2 partitions and 5 messages in the second."""
-    name = re.sub(r"[^a-z0-9]+", "-", request.node.name)[:100]
-    client.create_topic(name, partitions=2)
-    client.publish_many(name, [b"%d" % number for number in range(5)], partition=1)
-    return name
+def topic(client: BrokerClient, topic: str) -> str:
+    """A topic of the test's own, with 5 messages in the second partition."""
+    client.publish_many(topic, [b"%d" % number for number in range(5)], partition=1)
+    return topic
 
 
 def rows(table: str) -> list[list[str]]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from qb import BrokerClient
 from qb.cli.escaping import escaped, for_stream, one_line
 from qb.cli.main import main
-from tests.cli.test_cli import on_terminal
+from tests.support.commands import on_terminal
 
 EVIL = "\x1b]0;owned\x07\x9b2J\u202e"
 SHOWN = r"\x1b]0;owned\x07\x9b2J\u202e"

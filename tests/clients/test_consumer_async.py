@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import trio
 
-from qb import AsyncBrokerClient, AsyncConsumer, BrokerClient, BrokerUnavailable, Message, StaleGeneration
+from qb import AsyncBrokerClient, AsyncConsumer, BrokerUnavailable, Message, StaleGeneration
 from tests.support.brokers import BrokerProcess
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(40)
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    broker = BrokerProcess(tmp_path_factory.mktemp("shared"))
-    yield broker
-    broker.kill()
-
-
-@pytest.fixture
-def topic(shared: BrokerProcess, request: pytest.FixtureRequest) -> str:
-    name = re.sub(r"[^a-z0-9]+", "-", request.node.name)[:100]
-    with BrokerClient(port=shared.port) as client:
-        client.create_topic(name, partitions=4)
-    return name
+PARTITIONS = 4  # of the topic that each test has
 
 
 def numbered(count: int) -> list[bytes]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -25,26 +24,7 @@ from tests.support.brokers import BrokerProcess
 from tests.support.waiting import holds_for, wait_until
 
 pytestmark = pytest.mark.timeout(40)
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    broker = BrokerProcess(tmp_path_factory.mktemp("shared"))
-    yield broker
-    broker.kill()
-
-
-@pytest.fixture
-def client(shared: BrokerProcess) -> Iterator[BrokerClient]:
-    with BrokerClient(port=shared.port) as client:
-        yield client
-
-
-@pytest.fixture
-def topic(client: BrokerClient, request: pytest.FixtureRequest) -> str:
-    name = re.sub(r"[^a-z0-9]+", "-", request.node.name)[:100]
-    client.create_topic(name, partitions=4)
-    return name
+PARTITIONS = 4  # of the topic that each test has
 
 
 def numbered(count: int) -> list[bytes]:

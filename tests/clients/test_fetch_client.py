@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,26 +20,7 @@ from qb.core.wire.frames import Frame, MessageType, decode_frame, encode_frame
 from tests.support.brokers import BrokerProcess
 
 pytestmark = pytest.mark.timeout(30)
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    broker = BrokerProcess(tmp_path_factory.mktemp("shared"))
-    yield broker
-    broker.kill()
-
-
-@pytest.fixture
-def client(shared: BrokerProcess) -> Iterator[BrokerClient]:
-    with BrokerClient(port=shared.port) as client:
-        yield client
-
-
-@pytest.fixture
-def topic(client: BrokerClient, request: pytest.FixtureRequest) -> str:
-    name = re.sub(r"[^a-z0-9]+", "-", request.node.name)[:100]
-    client.create_topic(name, partitions=2)
-    return name
+PARTITIONS = 2  # of the topic that each test has
 
 
 def bodies(messages: list) -> list[bytes]:

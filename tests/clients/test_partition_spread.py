@@ -20,26 +20,7 @@ from tests.support.brokers import BrokerProcess
 from tests.support.scripted_broker import ScriptedBroker
 
 pytestmark = pytest.mark.timeout(30)
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    broker = BrokerProcess(tmp_path_factory.mktemp("shared"))
-    yield broker
-    broker.kill()
-
-
-@pytest.fixture
-def client(shared: BrokerProcess) -> Iterator[BrokerClient]:
-    with BrokerClient(port=shared.port) as client:
-        yield client
-
-
-@pytest.fixture
-def topic(client: BrokerClient, request: pytest.FixtureRequest) -> str:
-    name = re.sub(r"[^a-z0-9]+", "-", request.node.name)[:100]
-    client.create_topic(name, partitions=5)
-    return name
+PARTITIONS = 5  # of the topic that each test has
 
 
 def numbered(count: int) -> list[bytes]:

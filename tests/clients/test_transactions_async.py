@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -185,13 +185,6 @@ async def test_a_call_that_was_cancelled_midway_spoils_the_stage() -> None:
 
 
 # Against a real broker
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    broker = BrokerProcess(tmp_path_factory.mktemp("shared"))
-    yield broker
-    broker.kill()
 
 
 @pytest.fixture

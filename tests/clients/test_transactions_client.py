@@ -408,13 +408,6 @@ def test_a_client_that_is_disconnected_does_not_come_back_by_itself() -> None:
 PLACES = [(topic, partition) for topic in ("debits", "credits") for partition in range(4)]
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    broker = BrokerProcess(tmp_path_factory.mktemp("shared"))
-    yield broker
-    broker.kill()
-
-
 @pytest.fixture
 def client(shared: BrokerProcess) -> Iterator[BrokerClient]:
     """A client of a broker that has the topics of PLACES, empty."""

@@ -20,10 +20,9 @@ from qb.doors.http.http_app import ROWS
 from qb.doors.http.recovery_answers import answer_recovering
 from qb.doors.http.routes.service_routes import readiness
 from qb.doors.listening import listen
-from tests.support.brokers import ROOT, free_port
+from tests.support.brokers import ROOT, free_port, run_server
 from tests.support.peers import Peer
 from tests.support.waiting import wait_until
-from tests.system.test_server_process import run_server
 
 
 async def test_the_front_door_lists_everything_for_programs_and_shows_a_page_to_browsers(a_broker):

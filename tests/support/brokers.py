@@ -49,6 +49,18 @@ def server_command(data_dir: Path) -> list[str]:
     return [sys.executable, str(ROOT / "server.py"), *ports, "--data-dir", str(data_dir)]
 
 
+def run_server(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a server that is expected to end by itself."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("QB_")}
+    return subprocess.run(
+        [sys.executable, str(ROOT / "server.py"), *flags],
+        env=clean | {"QB_JSON_PORT": "0", "QB_HTTP_PORT": "0"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+
 class BrokerProcess:
     """`python server.py` on a free port, with a data directory of its own; other doors only if they are asked for."""
 

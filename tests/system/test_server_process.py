@@ -13,21 +13,10 @@ import pytest
 
 from qb import BrokerClient
 from qb.core.wire.frames import MessageType
-from tests.support.brokers import ROOT, free_port
+from tests.support.brokers import ROOT, free_port, run_server
 from tests.support.peers import Peer
 
 pytestmark = pytest.mark.process
-
-
-def run_server(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("QB_")}
-    return subprocess.run(
-        [sys.executable, str(ROOT / "server.py"), *flags],
-        env=clean | {"QB_JSON_PORT": "0", "QB_HTTP_PORT": "0"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
 
 
 def test_the_start_tells_address_directory_topics_and_messages(broker):
