@@ -85,6 +85,17 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_partitions: Annotated[
         int, Setting("QB_MAX_PARTITIONS", INTEGER.within(1, 100_000), "partitions that one topic may have")
     ] = 1024
+    max_topics: Annotated[
+        int, Setting("QB_MAX_TOPICS", INTEGER.within(1, 1_000_000), "topics that the broker may have")
+    ] = 10_000
+    max_partitions_in_all: Annotated[
+        int,
+        Setting(
+            "QB_MAX_PARTITIONS_IN_ALL",
+            INTEGER.within(1, 1_000_000),
+            "partitions that all topics together may have",
+        ),
+    ] = 50_000
     transaction_timeout: Annotated[
         float,
         Setting(

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import msgspec
 
 from qb.core.broker.message_broker import MessageBroker
+from qb.core.broker.topic_registry import TopicRegistry
 from qb.core.groups.group_manager import GroupCommit, GroupManager
 from qb.core.push.subscription_manager import SubscriptionManager
 from qb.core.transactions.transaction_manager import TransactionManager
@@ -216,6 +217,11 @@ class Method(NamedTuple):
     call: Callable[..., Awaitable[Any]]
 
 
+def _topics(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Return a method of the topic registry as one of the broker."""
+    return lambda broker, **arguments: call(broker.topics, **arguments)
+
+
 def _managed(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     """Return a method of the subscription manager as one of the broker."""
     return lambda broker, **arguments: call(broker.subscriptions, **arguments)
@@ -232,12 +238,12 @@ def _transacted(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[
 
 
 METHODS: dict[str, Method] = {
-    "create_topic": Method(CreateTopicArguments, MessageBroker.create_topic),
-    "add_partitions": Method(AddPartitionsArguments, MessageBroker.add_partitions),
-    "delete_topic": Method(DeleteTopicArguments, MessageBroker.delete_topic),
-    "list_topics": Method(NoArguments, MessageBroker.list_topics),
-    "describe_topic": Method(TopicArguments, MessageBroker.describe_topic),
-    "describe_topics": Method(TopicsArguments, MessageBroker.describe_topics),
+    "create_topic": Method(CreateTopicArguments, _topics(TopicRegistry.create)),
+    "add_partitions": Method(AddPartitionsArguments, _topics(TopicRegistry.add_partitions)),
+    "delete_topic": Method(DeleteTopicArguments, _topics(TopicRegistry.delete)),
+    "list_topics": Method(NoArguments, _topics(TopicRegistry.list_all)),
+    "describe_topic": Method(TopicArguments, _topics(TopicRegistry.describe)),
+    "describe_topics": Method(TopicsArguments, _topics(TopicRegistry.describe_many)),
     "offsets": Method(OffsetsArguments, MessageBroker.offsets),
     "create_subscription": Method(CreateSubscriptionArguments, _managed(SubscriptionManager.create)),
     "delete_subscription": Method(SubscriptionArguments, _managed(SubscriptionManager.delete)),

@@ -271,7 +271,7 @@ class Session:
 
     async def _create_topic(self, frame: Frame) -> bytes:
         self._introduce(frame)
-        topic = await self._broker.create_topic(
+        topic = await self._broker.topics.create(
             **arguments_from_text(CreateTopicArguments, frame.properties).as_keywords()
         )
         return success(frame, {"topic": topic.topic, "partitions": str(topic.partitions)})

@@ -68,9 +68,9 @@ class JsonMethods:
 
     async def create_topic(self, wanted: wants.CreateTopicLine) -> Data:
         try:
-            topic = await self._broker.create_topic(wanted.topic, wanted.partitions)
+            topic = await self._broker.topics.create(wanted.topic, wanted.partitions)
         except TopicExists:
-            topic = self._broker.topic(wanted.topic)
+            topic = self._broker.topics.get(wanted.topic)
             if topic.partitions != wanted.partitions:
                 raise BadRequest(f"topic {topic.topic!r} exists already with partitions {topic.partitions}") from None
         return {"topic": topic.topic, "partitions": topic.partitions}
@@ -94,7 +94,7 @@ class JsonMethods:
         return {"records": [record(message) for message in messages(chunk)]}
 
     async def metrics(self, wanted: wants.MetricsLine) -> Data:
-        log = self._broker.log(wanted.topic, wanted.partition)
+        log = self._broker.topics.log(wanted.topic, wanted.partition)
         committed = None
         if wanted.group_id is not None:
             group = check_name("group", wanted.group_id)
@@ -108,7 +108,7 @@ class JsonMethods:
         }
 
     async def list_topics(self, wanted: wants.ListTopicsLine) -> Data:
-        return {"topics": [topic.topic for topic in await self._broker.list_topics()]}
+        return {"topics": [topic.topic for topic in await self._broker.topics.list_all()]}
 
     # Groups
 
@@ -166,7 +166,7 @@ class JsonMethods:
 
     def _check_place(self, topic: str, partition: int, offset: int) -> None:
         """Raises UnknownTopic, UnknownPartition, or BadRequest for a negative offset."""
-        self._broker.log(topic, partition)
+        self._broker.topics.log(topic, partition)
         _check_offset(offset)
 
 

@@ -35,7 +35,7 @@ class Gate:
 async def grow_meanwhile(connect, gate):
     """Add partitions to topic a while a call is held up."""
     await gate.came.wait()
-    await connect.broker.add_partitions("a", 5)
+    await connect.broker.topics.add_partitions("a", 5)
     gate.go.set()
 
 
@@ -138,12 +138,12 @@ async def test_no_interleaving_with_delete_topic_leaves_a_subscription_on_a_topi
         broker, manager = connect.broker, connect.broker.subscriptions
         chance = random.Random(1)
         for number in range(120):
-            await broker.create_topic("t")
+            await broker.topics.create("t")
             await broker.appends.publish("t", OutgoingMessage(b"x"))
             await manager.create("source", "t")
             async with trio.open_nursery() as nursery:
                 for call, *arguments in (
-                    (broker.delete_topic, "t"),
+                    (broker.topics.delete, "t"),
                     (manager.create, f"made{number}", "t", "@1"),
                     (manager.fork, "source", f"forked{number}"),
                     (manager.seek, "source", "@1"),
@@ -159,10 +159,10 @@ async def test_no_interleaving_with_delete_topic_leaves_a_subscription_on_a_topi
 async def test_create_waits_for_a_topic_that_is_being_deleted_and_is_refused(a_broker, monkeypatch):
     async with a_broker() as connect:
         await connect()  # then it has started
-        await connect.broker.create_topic("t")
+        await connect.broker.topics.create("t")
         gate = Gate(monkeypatch, LocalEngine, "delete_topic")
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(connect.broker.delete_topic, "t")
+            nursery.start_soon(connect.broker.topics.delete, "t")
             await gate.came.wait()
 
             async def create():
@@ -179,7 +179,7 @@ async def test_create_waits_for_a_topic_that_is_being_deleted_and_is_refused(a_b
 async def test_a_creation_whose_caller_goes_away_is_finished(a_broker, method):
     async with a_broker() as connect:
         await connect()  # then it has started
-        await connect.broker.create_topic("t")
+        await connect.broker.topics.create("t")
         manager = connect.broker.subscriptions
         await manager.create("source", "t")
         with trio.move_on_after(0) as scope:
@@ -199,7 +199,7 @@ async def test_a_creation_whose_caller_goes_away_is_finished(a_broker, method):
 async def test_a_seek_that_comes_too_late_is_refused_and_brings_nothing_back(a_broker, monkeypatch):
     async with a_broker() as connect:
         await connect()  # then it has started
-        await connect.broker.create_topic("t")
+        await connect.broker.topics.create("t")
         manager = connect.broker.subscriptions
         await manager.create("s", "t")
         gate = Gate(monkeypatch, LocalLog, "offset_for_time")
@@ -222,8 +222,8 @@ async def test_a_subscription_that_is_gone_makes_no_dead_letter_topic(a_broker):
         await subscribe(connect)
         manager = connect.broker.subscriptions
         active = manager.active("s")
-        frame = (await connect.broker.log("a", 0).read(0, 1)).frames
-        await connect.broker.delete_topic("a")
+        frame = (await connect.broker.topics.log("a", 0).read(0, 1)).frames
+        await connect.broker.topics.delete("a")
         with pytest.raises(UnknownSubscription):
             await manager._store_dead_letter(active, DeadLetterDecision(0, 0, 1, "no"), frame)
         assert not connect.broker.engine.topics()

@@ -281,7 +281,7 @@ async def test_no_way_in_takes_a_property_that_only_the_broker_writes(a_broker, 
         await (await connect.lines()).data("createTopic", topic="a")
         words = "property name 'subscription_id' is reserved: the broker gives it a meaning of its own"
         assert words in await way_in(connect, "a", {"subscription_id": "s"})
-        assert connect.broker.log("a", 0).next_offset == 0, "nor what came with it"
+        assert connect.broker.topics.log("a", 0).next_offset == 0, "nor what came with it"
         assert await way_in(connect, "a", {"mine": "x"}) is None
 
 
@@ -292,7 +292,7 @@ async def test_no_way_in_takes_a_field_of_a_frame_as_a_property_of_a_user(a_brok
         await (await connect.lines()).data("createTopic", topic="a")
         words = f"property name {name!r} is reserved: the broker gives it a meaning of its own"
         assert words in await way_in(connect, "a", {name: "0"})
-        assert connect.broker.log("a", 0).next_offset == 0
+        assert connect.broker.topics.log("a", 0).next_offset == 0
 
 
 @pytest.mark.parametrize("name", [*OWN_FIELDS, "subscription_id"])

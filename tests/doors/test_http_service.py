@@ -47,7 +47,7 @@ async def test_a_poisoned_log_makes_the_broker_unready_and_publishes_fail_with_5
     async with a_broker() as connect:
         peer = await connect.http()
         await peer.ok("POST", "/topics", {"name": "t", "partitions": 1}, 201)
-        connect.broker.log("t", 0).refuse(LogPoisoned("t/0 takes no more messages: I/O error"))
+        connect.broker.topics.log("t", 0).refuse(LogPoisoned("t/0 takes no more messages: I/O error"))
         answer = await peer.ask("GET", "/ready")
         assert answer.status == 503
         assert answer.json == {"status": "poisoned", "reason": "t/0 takes no more messages: I/O error"}
@@ -218,7 +218,7 @@ async def test_only_so_many_large_bodies_are_held_at_once(a_broker):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(peers[0].stream.send_all, whole)
             await wait_all_tasks_blocked(0.05)
-            assert connect.broker.log("t", 0).next_offset == 0
+            assert connect.broker.topics.log("t", 0).next_offset == 0
             await peers[1].stream.send_all(whole[-1:])
             assert (await peers[1].stream.receive_some()).startswith(b"HTTP/1.1 200 ")
             assert (await peers[0].stream.receive_some()).startswith(b"HTTP/1.1 200 ")

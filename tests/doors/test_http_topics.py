@@ -201,7 +201,7 @@ async def test_with_acks_the_message_is_durable_when_it_is_answered(a_broker, ac
         peer = await connect.http()
         await make(peer)
         assert (await peer.ok("POST", "/topics/t/messages", {"value": "x", "acks": acks}))["acked"] is True
-        assert connect.broker.log("t", 0).end_offset == 1
+        assert connect.broker.topics.log("t", 0).end_offset == 1
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ async def test_what_retention_has_dropped_is_out_of_range_and_the_first_offset_i
         await make(peer)
         for _ in range(5):
             await peer.ok("POST", "/topics/t/messages", {"value": "x" * 500})
-        connect.broker.log("t", 0).drop_first(1)  # as retention does
+        connect.broker.topics.log("t", 0).drop_first(1)  # as retention does
         answer = await peer.ask("GET", f"{FIRST}/messages?offset=0")
         assert (answer.status, answer.json["code"]) == (416, "OFFSET_OUT_OF_RANGE")
         first = answer.json["first_offset"]

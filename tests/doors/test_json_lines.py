@@ -15,7 +15,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qb.core.broker.message_broker import MessageBroker
+from qb.core.broker.topic_registry import TopicRegistry
 from qb.doors.json_lines.json_answers import iso_time
 from qb.doors.json_lines.json_methods import ROWS
 from qb.doors.json_lines.line_splitter import LineSplitter
@@ -400,7 +400,7 @@ async def test_a_fault_of_ours_is_logged_told_without_details_and_ends_that_sess
         peer, other = await connect.lines(), await connect.lines()
         await a_topic(other)
         with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
-            patch.setattr(MessageBroker, "list_topics", broken)
+            patch.setattr(TopicRegistry, "list_all", broken)
             assert await peer.ask("listTopics") == {"ok": False, "error": "internal error"}
             assert await peer.receive_bytes() is None
         assert "secret" in caplog.text

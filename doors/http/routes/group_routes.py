@@ -73,14 +73,14 @@ async def make_group(call: RouteCall) -> RouteAnswer:
     group, topic = call.path["group"], call.body.topic_name
     if not topic:
         raise bad_request("Missing topic_name")
-    known = call.broker.topic(topic)
+    known = call.broker.topics.get(topic)
     made_ms = await call.broker.groups.declare(group, topic)
     return RouteAnswer(GroupBody(group, topic, known.partitions, iso_time(made_ms)), 201)
 
 
 async def commit(call: RouteCall) -> RouteAnswer:
     wanted: CommitOffsetBody = call.body
-    call.broker.log(wanted.topic_name, wanted.partition)
+    call.broker.topics.log(wanted.topic_name, wanted.partition)
     await call.broker.groups.commit(
         call.path["group"], [GroupCommit(wanted.topic_name, wanted.partition, wanted.offset)]
     )
@@ -90,7 +90,7 @@ async def commit(call: RouteCall) -> RouteAnswer:
 async def committed(call: RouteCall) -> RouteAnswer:
     group, topic = call.path["group"], call.query.topic
     if topic is not None:
-        call.broker.topic(topic)
+        call.broker.topics.get(topic)
     call.broker.groups.check_known(group)
     found = await call.broker.groups.committed(group, topic)
     return RouteAnswer(

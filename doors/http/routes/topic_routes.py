@@ -78,7 +78,7 @@ class Watermarks(msgspec.Struct, frozen=True):
 
 
 async def list_topics(call: RouteCall) -> RouteAnswer:
-    topics = await call.broker.list_topics()
+    topics = await call.broker.topics.list_all()
     return RouteAnswer(TopicsBody([topic_view(topic, _states(call, topic)) for topic in topics]))
 
 
@@ -86,20 +86,20 @@ async def create_topic(call: RouteCall) -> RouteAnswer:
     wanted: CreateTopicBody = call.body
     if not wanted.name:
         raise bad_request("Missing topic name")
-    made = await call.broker.create_topic(
+    made = await call.broker.topics.create(
         wanted.name, wanted.partitions, wanted.retention_seconds / HOUR, wanted.retention_bytes
     )
     return RouteAnswer(topic_view(made, _states(call, made)), 201)
 
 
 async def describe_topic(call: RouteCall) -> RouteAnswer:
-    topic = call.broker.topic(call.path["topic"])
+    topic = call.broker.topics.get(call.path["topic"])
     states = _states(call, topic)
     return RouteAnswer(TopicDetails(topic_view(topic, states), [partition_view(state) for state in states]))
 
 
 async def delete_topic(call: RouteCall) -> RouteAnswer:
-    await call.broker.delete_topic(call.path["topic"], call.query.if_unused)
+    await call.broker.topics.delete(call.path["topic"], call.query.if_unused)
     return RouteAnswer(DeletedBody(True))
 
 
@@ -120,22 +120,22 @@ async def offsets(call: RouteCall) -> RouteAnswer:
 
 
 async def tail(call: RouteCall) -> Streaming:
-    topic, wanted = call.broker.topic(call.path["topic"]), call.query
+    topic, wanted = call.broker.topics.get(call.path["topic"]), call.query
     numbers = range(topic.partitions) if wanted.partition is None else [wanted.partition]
-    starts = {number: await resolve(call.broker.log(topic.topic, number), wanted.offset) for number in numbers}
+    starts = {number: await resolve(call.broker.topics.log(topic.topic, number), wanted.offset) for number in numbers}
     seen = parse_event_id(call.headers.get("last-event-id", ""))
     if seen and seen[0] in starts:
-        log = call.broker.log(topic.topic, seen[0])
+        log = call.broker.topics.log(topic.topic, seen[0])
         starts[seen[0]] = min(seen[1] + 1, log.end_offset)
     return call.service.streams.tail(topic.topic, starts, call.peer)
 
 
 def log_of(call: RouteCall) -> PartitionLog:
     """Return the log that the path names. Raises UnknownTopic, UnknownPartition."""
-    topic, partition = call.broker.topic(call.path["topic"]), call.path["partition"]
+    topic, partition = call.broker.topics.get(call.path["topic"]), call.path["partition"]
     if not (partition.isascii() and partition.isdigit() and len(partition) < 10):
         raise UnknownPartition(topic.topic, partition[:80], topic.partitions)
-    return call.broker.log(topic.topic, int(partition))
+    return call.broker.topics.log(topic.topic, int(partition))
 
 
 async def _offset(log: PartitionLog, text: str) -> int:
@@ -146,7 +146,7 @@ async def _offset(log: PartitionLog, text: str) -> int:
 
 
 def _states(call: RouteCall, topic: Topic) -> list[LogState]:
-    return [call.broker.log(topic.topic, number).state() for number in range(topic.partitions)]
+    return [call.broker.topics.log(topic.topic, number).state() for number in range(topic.partitions)]
 
 
 ROWS = [

@@ -31,7 +31,7 @@ class TopicTail:
         self._topic = topic
         self._at = dict(starts)
         self._turn = deque(starts)
-        self._logs: dict[int, PartitionLog] = {number: broker.log(topic, number) for number in starts}
+        self._logs: dict[int, PartitionLog] = {number: broker.topics.log(topic, number) for number in starts}
         self._moved = trio.Event()
         self._unwatch = [log.watch(self._wake) for log in self._logs.values()]
 
@@ -67,7 +67,7 @@ class TopicTail:
     def _check_topic(self) -> None:
         """Raises UnknownTopic when the topic is gone, also if another one has its name now."""
         for partition, log in self._logs.items():
-            if self._broker.log(self._topic, partition) is not log:
+            if self._broker.topics.log(self._topic, partition) is not log:
                 raise UnknownTopic(self._topic)
 
     def encode(self, batch: EventBatch) -> bytes:
