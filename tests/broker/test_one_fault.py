@@ -135,7 +135,7 @@ async def test_a_group_whose_timeouts_fail_keeps_no_other_member_in(a_broker, mo
     assert len(tracebacks(caplog)) == 1
 
 
-async def test_retention_that_fails_for_one_log_goes_on_with_the_others(monkeypatch, caplog):
+async def test_retention_that_fails_for_one_log_goes_on_with_the_others(autojump_clock, monkeypatch, caplog):
     class Log:
         partition = 0
 

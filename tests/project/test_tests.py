@@ -40,3 +40,12 @@ def test_no_fake_clock_ticks_over_real_sockets() -> None:
         if (given := {argument.arg for argument in node.args.args}) & FAKE_CLOCKS and given & REAL_SOCKETS
     ]
     assert both == []
+
+
+def test_no_test_imports_from_another() -> None:
+    importing = [
+        f"{path.relative_to(PROJECT)}: {match[0]}"
+        for path in TESTS
+        for match in re.finditer(r"^(?:from|import) tests\.[\w.]*\btest_\w+", path.read_text(), re.M)
+    ]
+    assert importing == []
