@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from qb.clients.aio.link import AsyncLink
-from qb.clients.aio.subscribing.handler_calls import BatchHandler, Handler
+from qb.clients.aio.subscribing.handler_calls import BatchHandler, Handler, check_handler
 from qb.clients.aio.subscribing.joined import AsyncJoinedSubscribers
 from qb.clients.aio.subscribing.message_iterator import MessageArrival, MessageIterator  # async only
 from qb.clients.aio.subscribing.subscriber import AsyncSubscriber
@@ -121,7 +121,9 @@ class AsyncSubscriptionMethods:
         renewed while it is here. Joins again by itself when the connection was lost. Raises UnknownSubscription,
         SubscriptionBusy.
         """
-        return await self._handling.join(plan(subscription_id, handler, batch_handler, ack, concurrency, window))
+        return await self._handling.join(
+            check_handler(plan(subscription_id, handler, batch_handler, ack, concurrency, window))
+        )
 
     # async only
 
@@ -156,7 +158,7 @@ class AsyncSubscriptionMethods:
         **options: Any,
     ) -> AsyncSubscriber:
         """Make a subscription unless it is there, and join it."""
-        wanted = plan(subscription_id, handler, batch_handler, ack, concurrency, window)
+        wanted = check_handler(plan(subscription_id, handler, batch_handler, ack, concurrency, window))
         await self.create_subscription(subscription_id, topic, start_offset, **options)
         return await self._handling.join(wanted)
 
@@ -173,7 +175,7 @@ class AsyncSubscriptionMethods:
     ) -> AsyncSubscriber:
         """Handle all messages of a topic from an offset on, by a subscription of its own, deleted when it ends."""
         name = own_name(topic)
-        wanted = plan(name, handler, batch_handler, ack, concurrency, window)
+        wanted = check_handler(plan(name, handler, batch_handler, ack, concurrency, window))
         await self.create_subscription(name, topic, offset)
         return await self._handling.join(wanted, on_end=lambda: self._delete_own(name))
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from qb.clients.blocking.link import Link
-from qb.clients.blocking.subscribing.handler_calls import BatchHandler, Handler
+from qb.clients.blocking.subscribing.handler_calls import BatchHandler, Handler, check_handler
 from qb.clients.blocking.subscribing.joined import JoinedSubscribers
 from qb.clients.blocking.subscribing.subscriber import Subscriber
 from qb.clients.consuming.desired_membership import plan
@@ -116,7 +116,9 @@ class SubscriptionMethods:
         renewed while it is here. Joins again by itself when the connection was lost. Raises UnknownSubscription,
         SubscriptionBusy.
         """
-        return self._handling.join(plan(subscription_id, handler, batch_handler, ack, concurrency, window))
+        return self._handling.join(
+            check_handler(plan(subscription_id, handler, batch_handler, ack, concurrency, window))
+        )
 
     def unsubscribe_from_subscription(self, subscription_id: str) -> None:
         """Leave: finish what is in hand and hand back the rest; see Subscriber.unsubscribe(). Raises NotJoined."""
@@ -136,7 +138,7 @@ class SubscriptionMethods:
         **options: Any,
     ) -> Subscriber:
         """Make a subscription unless it is there, and join it."""
-        wanted = plan(subscription_id, handler, batch_handler, ack, concurrency, window)
+        wanted = check_handler(plan(subscription_id, handler, batch_handler, ack, concurrency, window))
         self.create_subscription(subscription_id, topic, start_offset, **options)
         return self._handling.join(wanted)
 
@@ -153,7 +155,7 @@ class SubscriptionMethods:
     ) -> Subscriber:
         """Handle all messages of a topic from an offset on, by a subscription of its own, deleted when it ends."""
         name = own_name(topic)
-        wanted = plan(name, handler, batch_handler, ack, concurrency, window)
+        wanted = check_handler(plan(name, handler, batch_handler, ack, concurrency, window))
         self.create_subscription(name, topic, offset)
         return self._handling.join(wanted, on_end=lambda: self._delete_own(name))
 

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -534,3 +535,31 @@ def test_a_process_that_ends_without_a_word_does_not_hang(broker: Any, client: B
         [sys.executable, "-c", script, str(broker.port)], cwd=ROOT, timeout=PATIENCE, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+class _AsyncObject:
+    async def __call__(self, message: Message) -> None: ...
+
+
+async def _async_handler(message: Message) -> None: ...
+
+
+async def _async_generator(message: Message) -> Any:
+    yield message
+
+
+@pytest.mark.parametrize("handler", [_async_handler, partial(_async_handler), _AsyncObject(), _async_generator])
+def test_an_async_handler_is_refused_when_it_is_given_and_nothing_is_delivered(
+    client: BrokerClient, handler: Any
+) -> None:
+    ready(client, 1)
+    for join in (
+        lambda: client.subscribe_to_subscription("s", handler),
+        lambda: client.subscribe_to_subscription("s", batch_handler=handler),
+        lambda: client.create_and_subscribe("new", "a", handler),
+        lambda: client.subscribe("a", 0, handler),
+    ):
+        with pytest.raises(TypeError, match="AsyncBrokerClient"):
+            join()
+    assert [each["subscription_id"] for each in client.list_subscriptions()] == ["s"]
+    assert lag(client, "s") == 1

@@ -17,6 +17,14 @@ Handler = Callable[[Message], Awaitable[Any]] | Callable[[Message], Any]
 BatchHandler = Callable[[list[Message]], Awaitable[Any]] | Callable[[list[Message]], Any]
 
 
+def check_handler(plan: JoinPlan) -> JoinPlan:
+    """Return the plan if its handler can be awaited or called in a thread. Raises TypeError for an async generator."""
+    for function in (plan.handler, type(plan.handler).__call__):
+        if inspect.isasyncgenfunction(function):
+            raise TypeError("the handler is an async generator, which cannot be awaited: let it return, not yield")
+    return plan
+
+
 class AsyncHandlerCalls:
     """Calls the handler that a plan names: an async one in the task that asks, any other in a thread."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,14 @@ from qb.clients.protocol.message import Message
 
 Handler = Callable[[Message], Any]
 BatchHandler = Callable[[list[Message]], Any]
+
+
+def check_handler(plan: JoinPlan) -> JoinPlan:
+    """Return the plan if its handler can be called in a thread. Raises TypeError for an `async def`."""
+    for function in (plan.handler, type(plan.handler).__call__):
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError("the handler is an async def, which BrokerClient cannot run: use AsyncBrokerClient")
+    return plan
 
 
 class HandlerCalls:
