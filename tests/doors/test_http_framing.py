@@ -83,3 +83,27 @@ async def test_a_head_without_end_is_refused(a_broker):
         head, body = await converse(connect, b"GET / HTTP/1.1\r\nhost: localhost\r\n" + b"x: y\r\n" * 10_000)
         assert head.startswith(b"HTTP/1.1 431 ")
         assert json.loads(body)["code"] == "HEAD_TOO_LARGE"
+
+
+async def test_a_connection_whose_request_is_refused_ends_however_much_is_still_sent(a_broker):
+    async with a_broker() as connect:
+        peer = await connect.http()
+        head = "POST /topics HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        await peer.stream.send_all(f"{head}content-length: {1 << 30}\r\n\r\n".encode())
+        with trio.fail_after(20):
+            with pytest.raises(trio.BrokenResourceError):
+                while True:
+                    await peer.stream.send_all(bytes(1 << 20))
+            while connect.broker.metrics.connections["http"]:
+                await trio.testing.wait_all_tasks_blocked(0.001)
+
+
+async def test_a_peer_that_goes_in_the_middle_of_a_body_is_forgotten(a_broker):
+    async with a_broker() as connect:
+        peer = await connect.http()
+        head = "POST /topics/t/messages HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        await peer.stream.send_all(f"{head}content-length: {3 << 20}\r\n\r\n".encode() + bytes(2 << 20))
+        peer.vanish()
+        with trio.fail_after(20):
+            while connect.broker.metrics.connections["http"]:
+                await trio.testing.wait_all_tasks_blocked(0.001)
