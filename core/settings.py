@@ -75,6 +75,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_message_size: Annotated[
         int, Setting("QB_MAX_MESSAGE_SIZE", SIZE.within(1, 2**30), "bytes in the body of one message")
     ] = 16 * 2**20
+    max_json_bytes: Annotated[
+        int, Setting("QB_MAX_JSON_BYTES", SIZE.within(1024, 2**26), "bytes of one JSON text that is decoded as a whole")
+    ] = 4 * 2**20
     shutdown_grace: Annotated[
         float, Setting("QB_SHUTDOWN_GRACE", SECONDS.within(0), "time to finish what was received when told to stop")
     ] = 10.0

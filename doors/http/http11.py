@@ -7,12 +7,15 @@ version is pinned in setup.cfg.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import h11
+import trio
 from hypercorn.events import Closed
 from hypercorn.protocol.h11 import H11Protocol
-from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.task_group import TaskGroup, _handle
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
@@ -20,6 +23,7 @@ from hypercorn.utils import parse_socket_addr
 from qb.doors.http.http_errors import HttpError, last_answer, refusal
 
 VERSIONS = (b"1.0", b"1.1")
+GONE = {"type": "http.disconnect"}
 _UNREADABLE = {
     400: ("BAD_REQUEST", "this is not HTTP/1.1"),
     431: ("HEAD_TOO_LARGE", "the request line and the headers are longer than 16 KiB"),
@@ -35,7 +39,7 @@ class Http11Server(TCPServer):
         try:
             client = parse_socket_addr(sock.family, sock.getpeername())
             server = parse_socket_addr(sock.family, sock.getsockname())
-            async with TaskGroup() as tasks:
+            async with AppTasks() as tasks:
                 self._task_group = tasks
                 state = ConnectionState(self.state)
                 self.protocol = Http11Protocol(  # type: ignore[assignment]  # in place of the wrapper that changes it
@@ -48,6 +52,35 @@ class Http11Server(TCPServer):
             pass
         finally:
             await self._close()
+
+
+class AppTasks(TaskGroup):
+    """The tasks of one connection. An application that reads no more of a body keeps nobody from closing it.
+
+    Hypercorn hands over the parts of a body, and the news that the peer has gone, through a channel of bounded size,
+    and waits when that is full.
+    """
+
+    async def spawn_app(self, app: Any, config: Any, scope: Any, send: Any) -> Callable[[Any], Awaitable[None]]:
+        """Start the application; returns what its events are put with."""
+        sender, receiver = trio.open_memory_channel[Any](config.max_app_queue_size)
+
+        async def receive() -> Any:
+            try:
+                return await receiver.receive()
+            except trio.EndOfChannel:
+                return GONE
+
+        async def put(event: Any) -> None:
+            if event["type"] == GONE["type"]:
+                sender.close()
+                return
+            with suppress(trio.ClosedResourceError, trio.BrokenResourceError):
+                await sender.send(event)
+
+        in_thread, from_thread = trio.to_thread.run_sync, trio.from_thread.run
+        self.spawn(_handle, app, config, scope, receive, send, in_thread, from_thread)
+        return put
 
 
 class Http11Protocol(H11Protocol):

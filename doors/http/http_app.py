@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+import trio
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -16,10 +18,25 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from qb.core.broker.message_broker import MessageBroker
+from qb.core.settings import ServerSettings
 from qb.core.wire.errors import BrokerError, Internal
 from qb.doors.http.browser_rules import check_host, check_origin, host_name
 from qb.doors.http.http_errors import ANSWER_HEADERS, HttpError, PartlyStored, no_such_route, refusal
-from qb.doors.http.request_bodies import JSON, LINES, BodyReader, PeerGone, check_media_type, decode, parse_query
+from qb.doors.http.line_body import LineBody
+from qb.doors.http.request_bodies import (
+    JSON,
+    LINES,
+    RAW,
+    BodyLimit,
+    BodyParts,
+    BodyReader,
+    PeerGone,
+    check_encoding,
+    check_media_type,
+    decode,
+    media_type,
+    parse_query,
+)
 from qb.doors.http.route_table import Fields, NoFields, OpenWaits, RouteAnswer, RouteCall, RouteContext, RouteRow
 from qb.doors.http.routes import group_routes as http_consumers
 from qb.doors.http.routes import message_routes as http_messages
@@ -42,6 +59,7 @@ ROWS: Sequence[RouteRow] = [
     *http_page.ROWS,
 ]
 SMALL_BODY = 1 << 20  # bytes; bodies of messages may be longer: see body_limit()
+ADVICE = f"; send a long message as {RAW}, and many messages as {LINES}"
 
 
 def make_service(broker: MessageBroker) -> RouteContext:
@@ -65,9 +83,13 @@ async def _nowhere(request: Request, error: Exception) -> Response:
     return _refuse(no_such_route(request.url.path))
 
 
-def body_limit(row: RouteRow, max_message_size: int) -> int:
-    """Return how long the body of a request may be: of messages, as much as four of the largest need."""
-    return 4 * max_message_size + SMALL_BODY if row.lines else SMALL_BODY
+def body_limit(row: RouteRow, media_type: str, settings: ServerSettings) -> BodyLimit:
+    """Return how long the body of a request may be."""
+    if media_type == RAW:
+        return BodyLimit(settings.max_message_size, ", the longest message (QB_MAX_MESSAGE_SIZE)")
+    if not row.media_types:
+        return BodyLimit(min(SMALL_BODY, settings.max_json_bytes))
+    return BodyLimit(settings.max_json_bytes, f" of JSON (QB_MAX_JSON_BYTES){ADVICE}")
 
 
 class Endpoint:
@@ -88,12 +110,14 @@ class Endpoint:
             response = await self._respond(scope, receive)
         except PeerGone:
             return
-        except (HttpError, BrokerError, PartlyStored) as error:
+        except PartlyStored as error:
+            response = _Discarding(_refuse(error))
+        except (HttpError, BrokerError) as error:
             response = _refuse(error)
         except Exception:
             log.exception("%s %s failed by a fault of ours", scope["method"], scope["path"])
             response = _refuse(Internal("internal error; the broker's log has the details"))
-        status = response.status_code if isinstance(response, Response) else 200
+        status = getattr(response, "status_code", 200)
         path = next(iter(self._rows.values())).path
         method = scope["method"] if scope["method"] in self._methods else "other"
         self._service.broker.metrics.requests[method, path, status] += 1
@@ -109,10 +133,21 @@ class Endpoint:
         call = RouteCall(self._service, scope["path_params"], query, None, headers, peer)
         if row.body is None:
             return _respond(await row.carry_out(call))
-        limit = body_limit(row, self._service.broker.settings.server.max_message_size)
+        async with self._body(row, headers, receive) as body:
+            return _respond(await row.carry_out(call._replace(body=body)))
+
+    @asynccontextmanager
+    async def _body(self, row: RouteRow, headers: Headers, receive: Receive) -> AsyncIterator[Any]:
+        """Lend the body as what its route takes: checked JSON, lines that are still to be read, or bytes."""
+        kind = media_type(headers)
+        limit = body_limit(row, kind, self._service.broker.settings.server)
+        if kind == LINES and LINES in row.media_types:
+            check_encoding(headers)
+            async with self._reader.room() as room:
+                yield LineBody(BodyParts(receive), limit, room)
+            return
         async with self._reader.read(receive, headers, limit) as body:
-            call = call._replace(body=self._decode(row, headers, body))
-            return _respond(await row.carry_out(call))
+            yield body if kind in row.media_types else self._decode(row, headers, body)
 
     def _row(self, method: str) -> RouteRow:
         row = self._rows.get("GET" if method == "HEAD" else method)
@@ -126,11 +161,33 @@ class Endpoint:
         can_head = "GET" in self._rows and not self._rows["GET"].streams
         return [*self._rows, *(["HEAD"] if can_head else [])]
 
-    def _decode(self, row: RouteRow, headers: Headers, body: bytes) -> Fields | bytes:
+    def _decode(self, row: RouteRow, headers: Headers, body: bytes) -> Fields:
         if row.body is NoFields and not body:
             return NoFields()
-        found = check_media_type(headers, JSON, *([LINES] if row.lines else []))
-        return body if found == LINES else decode(body, self._decoders[row.method])
+        check_media_type(headers, JSON, *row.media_types)
+        return decode(body, self._decoders[row.method])
+
+
+class _Discarding:
+    """A long answer to a body that was not read to its end, which is discarded meanwhile.
+
+    A peer that reads no answer before it has sent everything would wait for us, and we for it.
+    """
+
+    def __init__(self, response: Response) -> None:
+        self.status_code = response.status_code
+        self._response = response
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_discard, receive)
+            await self._response(scope, receive, send)
+            nursery.cancel_scope.cancel()
+
+
+async def _discard(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _respond(answer: Any) -> Any:

@@ -34,9 +34,14 @@ class HttpError(Exception):
 
 
 class PartlyStored(Exception):
-    """A batch of which some partitions took their messages and others did not."""
+    """A request of which some messages were stored and others not.
 
-    def __init__(self, error: BrokerError, stored: list[Any]) -> None:
+    Args:
+        error: Why the others were not.
+        stored: The receipts of those that were, as a list or as its JSON.
+    """
+
+    def __init__(self, error: HttpError | BrokerError, stored: list[Any] | msgspec.Raw) -> None:
         super().__init__(str(error))
         self.error, self.stored = error, stored
 

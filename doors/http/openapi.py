@@ -10,8 +10,10 @@ from typing import Any
 import msgspec
 
 from qb.core.wire.version import __version__
+from qb.doors.http.request_bodies import LINES, RAW
 from qb.doors.http.route_table import NoFields, RouteRow
 
+OTHER_BODIES = {LINES: "one JSON object a line", RAW: "one message as it is"}
 _ALWAYS = (400, 500)  # bad query or body; a fault of ours
 _REFUSAL = {
     "type": "object",
@@ -84,8 +86,8 @@ def _query_parameters(row: RouteRow, components: dict[str, Any]) -> list[dict[st
 
 def _request_body(row: RouteRow, by_kind: dict[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": by_kind[repr(row.body)]}}
-    if row.lines:
-        content["application/x-ndjson"] = {"schema": {"type": "string", "description": "one JSON object a line"}}
+    for media_type in row.media_types:
+        content[media_type] = {"schema": {"type": "string", "description": OTHER_BODIES[media_type]}}
     return {"required": row.body is not NoFields, "content": content}
 
 

@@ -95,7 +95,7 @@ class RouteRow(NamedTuple):
     carry_out: Callable[[RouteCall], Awaitable[RouteAnswer | Streaming]]
     query: type[Fields] = NoFields
     body: type[Fields] | None = None  # None: it has none
-    lines: bool = False  # may the body come as lines of JSON as well?
+    media_types: tuple[str, ...] = ()  # of a body that may come otherwise than as JSON
     status: int = 200
     unacked_status: int | None = None  # of an answer that promises nothing yet
     answer: Any = None  # the type of the answer's data, or a tuple of them; None: not JSON

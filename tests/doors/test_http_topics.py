@@ -258,16 +258,16 @@ async def test_an_empty_list_stores_nothing(a_broker):
 
 
 async def test_a_body_over_the_limit_is_refused_whether_it_says_so_or_not(a_broker):
-    async with a_broker(max_message_size=1_000) as connect:
+    async with a_broker(max_json_bytes=1 << 20) as connect:
         peer = await connect.http()
         await make(peer)
-        limit = 4 * 1_000 + (1 << 20)
+        limit = 1 << 20
         too_long = b'{"value":"' + b"x" * limit + b'"}'
         headers = {"content-type": "application/json"}
-        assert await peer.refused("POST", "/topics/t/messages", body=too_long, headers=headers) == (
-            413,
-            "BODY_TOO_LARGE",
-        )
+        answer = await peer.ask("POST", "/topics/t/messages", body=too_long, headers=headers)
+        assert (answer.status, answer.json["code"]) == (413, "BODY_TOO_LARGE")
+        assert "application/octet-stream" in answer.json["error"]
+        assert "application/x-ndjson" in answer.json["error"]
         chunked = await connect.http()
         head = "POST /topics/t/messages HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         await chunked.stream.send_all(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
