@@ -8,8 +8,8 @@ import sys
 import threading
 from typing import Any
 
-from qb.cli.escaping import escaped, one_line
 from qb.clients.protocol.message import Message
+from qb.core.wire.harmless_text import escaped, one_line
 
 _one_at_a_time = threading.Lock()  # handlers may run in several threads
 

@@ -13,7 +13,8 @@ from datetime import datetime
 from typing import Any
 
 from qb.cli.command import Outcome
-from qb.cli.escaping import for_stream, one_line
+from qb.cli.escaping import for_stream
+from qb.core.wire.harmless_text import one_line
 
 Row = Mapping[str, Any]
 Escape = Callable[[str], str]

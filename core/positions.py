@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from qb.core.wire.errors import BadRequest
+from qb.core.wire.whole_numbers import whole_number
 from qb.storage.engine import PartitionLog
 
 
@@ -13,22 +14,23 @@ async def resolve(log: PartitionLog, place: int | str) -> int:
 
     Raises BadRequest.
     """
-    if isinstance(place, str) and not place.lstrip("-").isdigit():
-        if place == "earliest":
-            return log.first_offset
-        if place == "latest":
-            return log.end_offset
-        return await log.offset_for_time(_time_ms(place))
-    offset = int(place)
+    if place == "earliest":
+        return log.first_offset
+    if place == "latest":
+        return log.end_offset
+    offset = whole_number(place) if isinstance(place, str) else place
+    if offset is None:
+        return await log.offset_for_time(_time_ms(str(place)))
     if offset < 0:
         raise BadRequest(f"offset {offset} is negative; say earliest or latest")
     return min(max(offset, log.first_offset), log.end_offset)
 
 
 def _time_ms(text: str) -> int:
+    milliseconds = whole_number(text[1:]) if text.startswith("@") else None
+    if milliseconds is not None:
+        return milliseconds
     try:
-        if text.startswith("@"):
-            return int(text[1:])
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise BadRequest(

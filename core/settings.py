@@ -318,14 +318,17 @@ def _read_file(file: File | None) -> Iterator[Given]:
 def _parse_yaml(path: str, named_by: str) -> object:
     import yaml  # here, because most starts have no file
 
+    from qb.core.wire.strict_yaml import MistakeInYaml, load_strictly
+
     try:
         with open(path, "rb") as file:
-            return yaml.safe_load(file)
+            return load_strictly(file)
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
     except yaml.MarkedYAMLError as error:
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        what = f"is not YAML{line}: {error.problem}"
+        kind = "has a mistake" if isinstance(error, MistakeInYaml) else "is not YAML"
+        what = f"{kind}{line}: {error.problem}"
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         what = f"is not YAML: {error}"
     raise SettingsError(f"settings file {path!r} (from {named_by}) {what}")

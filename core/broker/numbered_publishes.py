@@ -13,6 +13,7 @@ from qb.core.broker.producer_secrets import ProducerSecrets
 from qb.core.broker.producers import NumberedRange, Producer, Producers
 from qb.core.broker.repeated_publishes import Found, compare
 from qb.core.wire.errors import BadRequest, BrokerError
+from qb.core.wire.whole_numbers import whole_number
 from qb.storage.engine import AppendRun, Done, PartitionLog
 from qb.storage.signals import Signal, Wait
 
@@ -53,7 +54,7 @@ class NumberedPublishes:
         That is the producer that is wanted if its secret is given, else a new one. Raises BadRequest, ProducerFenced if
         the secret is wrong.
         """
-        if wanted != "new" and not (wanted.isascii() and wanted.isdigit() and 0 < int(wanted) < 2**63):
+        if wanted != "new" and whole_number(wanted, least=1) is None:
             raise BadRequest(f"producer_id must be 'new' or a number that the broker gave out, not {wanted[:40]!r}")
         if wanted == "new" or secret is None:
             wanted = "new"

@@ -14,6 +14,7 @@ from functools import partial
 import trio
 
 from qb.core.broker.message_broker import MessageBroker
+from qb.core.log_lines import start_logging
 from qb.core.settings import Settings, SettingsError, describe_flags, load, render
 from qb.core.wire.version import __version__
 from qb.doors.http.recovery_answers import answer_recovering
@@ -28,8 +29,8 @@ NOBODY_READS = 141  # exit code as if SIGPIPE had ended us, like other tools in 
 
 USAGE = """usage: python server.py [--print-config] [--version] [--SETTING VALUE ...]
 
-Runs the broker until SIGINT or SIGTERM. Flags win over the environment, the environment over the file named by
-QB_CONFIG_FILE or --config-file, the file over the defaults."""
+Runs the broker until SIGINT or SIGTERM, or until its terminal closes. Flags win over the environment, the environment
+over the file named by QB_CONFIG_FILE or --config-file, the file over the defaults."""
 
 
 async def serve(
@@ -79,9 +80,30 @@ async def _serve(
         storage.cancel_scope.cancel()
 
 
-async def stop_on_signal(signals: AsyncIterator[int], stop: trio.Event) -> None:
-    """Set `stop` at the first signal; at the second, exit at once: whatever was acked is on disk already."""
+def heeded_signals() -> list[signal.Signals]:
+    """Return the signals that we act on: SIGHUP only if whoever started us has not turned it off, as nohup does."""
+    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hangs_up else [])]
+
+
+def has_terminal() -> bool:
+    """Say whether there is a controlling terminal, of whose end SIGHUP would tell."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+async def stop_on_signal(signals: AsyncIterator[int], stop: trio.Event, *, hangup_stops: bool) -> None:
+    """Set `stop` at the first signal; at the second, exit at once: whatever was acked is on disk already.
+
+    A SIGHUP is the first signal if `hangup_stops`, and never the second: a terminal that closes may send several.
+    """
     async for number in signals:
+        if number == signal.SIGHUP and (stop.is_set() or not hangup_stops):
+            log.info("SIGHUP: ignored; there is nothing to reload")
+            continue
         if stop.is_set():
             os._exit(128 + number)
         log.info("%s: finishing what was received", signal.Signals(number).name)
@@ -90,13 +112,15 @@ async def stop_on_signal(signals: AsyncIterator[int], stop: trio.Event) -> None:
 
 async def run(settings: Settings) -> None:
     """Open the storage and the doors, and serve until a signal. Raises CannotOpen, OSError."""
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals, open_doorways(settings) as doorways:
+    hangup_stops, heeded = has_terminal(), heeded_signals()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what holds again when we listen no more: one may come as we exit
+    with trio.open_signal_receiver(*heeded) as signals, open_doorways(settings) as doorways:
         engine = await open_engine(settings, doorways)
         look_for_garbage_less_often()
         try:
             stop = trio.Event()
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(stop_on_signal, signals, stop)
+                nursery.start_soon(partial(stop_on_signal, signals, stop, hangup_stops=hangup_stops))
                 await serve(settings, engine, doorways, stop, started=partial(announce, settings, doorways))
                 nursery.cancel_scope.cancel()
         finally:
@@ -204,9 +228,7 @@ def carry_out(argv: Sequence[str]) -> int:
         print(render(loaded))
         return 0
     settings = loaded.settings
-    logging.basicConfig(
-        level=settings.server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    start_logging(settings.server.log_level)
     problems: list[BaseException] = []
     try:
         trio.run(run, settings)

@@ -222,6 +222,10 @@ def test_a_malformed_variable_is_refused_even_when_a_flag_overrides_it() -> None
     assert line == "server.port: must be a whole number (0 to 65535), not empty (from environment QB_SERVER_PORT)"
 
 
+# 10 to the 30th values in 30 lines
+ALIAS_BOMB = "x0: &x0 [1]\n" + "".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 10)}]\n" for n in range(1, 30))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -238,6 +242,11 @@ def test_a_malformed_variable_is_refused_even_when_a_flag_overrides_it() -> None
         ("a: !!python/name:os.system 1", "is not YAML in line 1"),
         (b"a: \xff\xfe", "is not YAML"),
         ('"two\\nlines": 1', "two lines: unknown section"),
+        ("server:\n  port: 1\n  host: a\n  port: 2\n", "has a mistake in line 4: port is given twice"),
+        ("server: {port: 1}\nserver: {port: 2}\n", "has a mistake in line 2: server is given twice"),
+        ("server: &a {port: 1}\njson: *a\n", "has a mistake in line 2: *a refers to another value"),
+        (ALIAS_BOMB, "has a mistake in line 2: *x0 refers to another value"),
+        ("#" * 2**20 + "\n", "is not YAML: it is larger than 1048576 bytes"),
     ],
 )
 def test_a_malformed_file_is_named_with_what_is_wrong(text: str | bytes, words: str, tmp_path: Path) -> None:

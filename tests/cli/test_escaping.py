@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qb import BrokerClient
-from qb.cli.escaping import escaped, for_stream, one_line
+from qb.cli.escaping import for_stream
 from qb.cli.main import main
+from qb.core.wire.harmless_text import escaped, one_line
 from tests.support.commands import on_terminal
 
 EVIL = "\x1b]0;owned\x07\x9b2J\u202e"

@@ -15,6 +15,7 @@ from qb import BrokerClient
 from qb.core.wire.frames import MessageType
 from tests.support.brokers import ROOT, free_port, run_server
 from tests.support.peers import Peer
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -126,6 +127,45 @@ def test_a_signal_ends_it_with_goodbye_and_exit_code_0(broker, sent):
         assert peer.receive() is None
     assert broker.wait() == 0
     assert "Traceback" not in broker.log
+
+
+# Programs that become the server, with a terminal of its own and without any
+OWN_TERMINAL = """
+import fcntl, os, pty, sys, termios
+master, slave = pty.openpty()
+os.set_inheritable(master, True)
+os.setsid()
+fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+NO_TERMINAL = "import os, sys; os.setsid(); os.execv(sys.argv[1], sys.argv[1:])"
+NOHUP = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); " + OWN_TERMINAL.strip().replace(
+    "\n", ";"
+)
+
+
+def test_the_end_of_its_terminal_is_a_signal_to_finish_and_comes_as_often_as_it_likes(start_broker):
+    broker = start_broker(prefix=(sys.executable, "-c", OWN_TERMINAL))
+    with Peer(broker.port) as peer:
+        peer.create_topic("a")
+        assert peer.publish("a", b"1").properties["status"] == "success"
+        broker.process.send_signal(signal.SIGHUP)
+        assert peer.receive().type == MessageType.GOODBYE
+        broker.process.send_signal(signal.SIGHUP)
+        assert peer.receive() is None
+    assert broker.wait() == 0
+    assert "SIGHUP: finishing what was received" in broker.log
+
+
+@pytest.mark.parametrize("start", [NO_TERMINAL, NOHUP], ids=["no terminal", "nohup"])
+def test_a_hangup_without_a_terminal_or_under_nohup_ends_nothing(start_broker, start):
+    broker = start_broker(prefix=(sys.executable, "-c", start))
+    broker.process.send_signal(signal.SIGHUP)
+    if start == NO_TERMINAL:
+        wait_until(lambda: "SIGHUP: ignored; there is nothing to reload" in broker.log)
+    with Peer(broker.port) as peer:
+        assert peer.create_topic("still-serving").properties["status"] == "success"
+    assert broker.stop() == 0
 
 
 def test_what_was_received_before_a_signal_is_answered_and_kept(broker):
