@@ -16,6 +16,7 @@ from benchmarks.harness import BenchmarkOptions
 
 BENCHMARKS = (
     "machine",
+    "frames",
     "publish_latency",
     "publish_pipelined",
     "publish_connections",

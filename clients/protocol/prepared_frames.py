@@ -10,6 +10,7 @@ from qb.clients.blocking.client import BrokerClient
 from qb.clients.protocol.publish_frames import Body, PublishForm
 from qb.clients.protocol.publish_tally import PublishTally
 from qb.core.wire.frames import TYPE_AND_SEQUENCE, Frames, MessageType, frame_length
+from qb.core.wire.uniform_frames import UniformFrames
 
 
 class PreparedFrames(PublishForm):
@@ -23,10 +24,15 @@ class PreparedFrames(PublishForm):
     def frames(self, first_number: int, bodies: Sequence[bytes], type: int = MessageType.PUBLISH) -> Frames:
         """Return the frames, numbered from `first_number` on; `bodies` only tells how many there are."""
         data, at, patch = bytearray(self._data), 0, TYPE_AND_SEQUENCE.pack_into
+        rows = UniformFrames.at(data, 0, len(data)).sharing((0, 8)) if data else None
+        if rows and rows.count == len(bodies):
+            rows.fill(4, type.to_bytes(4))
+            rows.number(first_number)
+            return data
         for number in range(first_number, first_number + len(bodies)):
             patch(data, at + 4, type, number)
             at += frame_length(data, at)
-        return bytes(data)
+        return data
 
 
 def publish_frames(client: BrokerClient, runs: Iterable[tuple[Body, int]]) -> int:

@@ -12,7 +12,7 @@ from qb.clients.protocol.client_errors import MessageTooLarge, refusal
 from qb.core.wire.errors import BadRequest, Code
 from qb.core.wire.frames import MAX_PROPERTIES, OVERHEAD, RESERVED, Frames, MessageType, encode_properties
 from qb.core.wire.message_rules import reserved_property
-from qb.core.wire.uniform_frames import LEAST, numbers_left, table
+from qb.core.wire.uniform_frames import LEAST, build
 
 Body = bytes | bytearray | memoryview
 
@@ -48,10 +48,10 @@ class PublishForm:
         if len(bodies) == 1:
             size = len(bodies[0])
             return pack(overhead + size, type, first_number, timestamp, length, properties, size) + bodies[0]
-        if LEAST <= len(bodies) <= numbers_left(first_number):
+        if len(bodies) >= LEAST:
             size = len(bodies[0])
             if list(map(len, bodies)).count(size) == len(bodies):
-                return table(pack(overhead + size, type, first_number, timestamp, length, properties, size), bodies)
+                return build(pack(overhead + size, type, first_number, timestamp, length, properties, size), bodies)
         parts: list[bytes] = []
         add = parts.append
         for number, body in enumerate(bodies, first_number):

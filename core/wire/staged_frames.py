@@ -1,30 +1,25 @@
 """Runs of DATA frames as a STAGE carries them: proved when they come, numbered when they are committed.
 
-Both are done for every message, so each is one tight loop over one buffer; and where all messages have the same length,
-as rows with fixed columns do, no loop at all: a byte of each of them is one slice with a step.
+Both are done for every message, so each is one tight loop over one buffer; uniform frames need no loop at all.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from qb.core.wire.errors import BadRequest
 from qb.core.wire.frames import HEAD, LENGTH, MAX_PROPERTIES, OVERHEAD, MessageType
 from qb.core.wire.message_rules import NOT_IN_FRAMES, reserved_property
+from qb.core.wire.uniform_frames import UniformFrames
 
 _RESERVED = re.compile(rb"\0(%b)=" % "|".join(sorted(NOT_IN_FRAMES)).encode())
 _PROPERTIES = re.compile(rb"(?:[^=\0]+=[^\0]*\0)*\Z")
 _NUMBER = struct.Struct(">Q")
 _NUMBER_AT = 8  # where a frame carries its sequence number
-_TOTAL = (3, 2, 1, 0)  # the bytes of total_length, the one that differs most often first
-# The last two bytes of all numbers below 65,536, one behind the other
-_SAME_ABOVE = 1 << 16
-_SECOND_LAST = b"".join([bytes([byte]) * 256 for byte in range(256)])
-_LAST = bytes(range(256)) * 257
 _LONGEST_COMPARED = 100  # bytes of properties; comparing more of them by columns takes longer than the loop
 
 
@@ -62,25 +57,15 @@ def check_messages(frame: bytes, at: int, topic: str, max_body: int, most: int) 
                     known = properties
                 at += total
                 count += 1
-                if count == 1 and length <= _LONGEST_COMPARED:  # perhaps all the others are like the first one
-                    same = _like_before(frame, at, total, stop, (*_TOTAL, *range(4, 8), *range(24, size)))
-                    count, at = count + same, at + same * total
+                if count == 1 and length <= _LONGEST_COMPARED:  # perhaps many others are like the first one
+                    like = UniformFrames.at(frame, at - total, stop).sharing((0, 8), (24, size))
+                    if like:
+                        count, at = like.count, like.end
                 continue
         length = _length_of_properties(frame, at)
         head = _up_to_body(length)
         unpack, size = head.unpack_from, head.size
     return count, at
-
-
-def _like_before(frames: bytes | bytearray, at: int, length: int, stop: int, columns: Iterable[int]) -> int:
-    """Return how many frames from `at` to `stop` agree with the one before in these columns: all that fit, or none."""
-    count = max(0, stop - at) // length
-    end = at + count * length
-    for column in columns:
-        start = at + column
-        if frames[start:end:length] != frames[start - length : start - length + 1] * count:
-            return 0
-    return count
 
 
 def _length_of_properties(frame: bytes, at: int) -> int:
@@ -124,25 +109,12 @@ def _bad(at: int, what: str) -> BadRequest:
 
 def number_messages(frames: bytearray, at: int, first_offset: int, most: int) -> NumberedFrames:
     """Give the frames from `at` on their offsets: `most` bytes of them, but at least one. They have been proved."""
-    (length,) = LENGTH.unpack_from(frames, at)
     stop = min(len(frames), at + most)
-    count = 1 + _like_before(frames, at + length, length, stop, _TOTAL)
-    if count > 1:
-        return _number_alike(frames, at, first_offset, length, count)
-    return _number_each(frames, at, first_offset, stop)
-
-
-def _number_alike(frames: bytearray, at: int, first_offset: int, length: int, count: int) -> NumberedFrames:
-    """Number so many frames of one length."""
-    low = first_offset % _SAME_ABOVE
-    count = min(count, _SAME_ABOVE - low)  # so that all but the last two bytes of the numbers are the same
-    end = at + count * length
-    *same, _, _ = _NUMBER.pack(first_offset)
-    columns = [bytes([byte]) * count for byte in same]
-    columns += [_SECOND_LAST[low : low + count], _LAST[low % 256 : low % 256 + count]]
-    for place, column in enumerate(columns, at + _NUMBER_AT):
-        frames[place:end:length] = column
-    return NumberedFrames(bytes(memoryview(frames)[at:end]), range(0, end - at, length), end)
+    rows = UniformFrames.at(frames, at, stop).sharing((0, LENGTH.size))
+    if not rows:
+        return _number_each(frames, at, first_offset, stop)
+    rows.number(first_offset)
+    return NumberedFrames(bytes(memoryview(frames)[at : rows.end]), rows.positions, rows.end)
 
 
 def _number_each(frames: bytearray, at: int, first_offset: int, end: int) -> NumberedFrames:

@@ -26,11 +26,12 @@ from qb.core.wire.frames import (
     too_large,
 )
 from qb.core.wire.message_rules import check_frame_properties
-from qb.core.wire.uniform_frames import count_alike, give_head
+from qb.core.wire.uniform_frames import UniformFrames
 from qb.storage.engine import AppendRun
 
 DATA, PUBLISH, STAGE = int(MessageType.DATA), int(MessageType.PUBLISH), int(MessageType.STAGE)
 _TYPE_SEQUENCE_TIMESTAMP = struct.Struct(">IQQ")
+_head_at, _length_at = HEAD.unpack_from, LENGTH.unpack_from  # looked up once: every message needs them
 LONG = 16_384  # bytes of a run from which on copying it costs more than a new buffer
 _ROUTES_REMEMBERED = 1_024
 _LONGEST_REMEMBERED = 1_024  # bytes of properties; longer ones are parsed each time, or a peer could fill our memory
@@ -110,28 +111,12 @@ class ServerConnection:
         self._routes: dict[bytes, Route] = {}  # a publisher repeats its properties: parse them once
         self._closed = False
 
-    def receive(self, data: bytes | memoryview) -> PublishRun | None:
-        """Keep bytes for next_event() to parse; returns what that would, if they are one publish like one before it.
-
-        That is how somebody publishes who waits for each answer, and there may be many of them.
-        """
+    def receive(self, data: bytes | memoryview) -> None:
+        """Keep bytes for next_event() to parse."""
         if self._at:
             del self._unread[: self._at]
             self._at = 0
-        is_first = not self._unread
         self._unread += data
-        size = len(data)
-        if size < OVERHEAD or not is_first or self._closed:
-            return None
-        total, kind, number, _, length = HEAD.unpack_from(data)
-        body_length = size - OVERHEAD - length
-        if kind != PUBLISH or total != size or not 0 <= body_length <= self._max_body:
-            return None
-        properties_end = HEAD.size + length
-        route = self._routes.get(bytes(data[HEAD.size : properties_end]))
-        if route is None or LENGTH.unpack_from(data, properties_end)[0] != body_length:
-            return None
-        return PublishRun(number, route)
 
     @property
     def unread(self) -> int:
@@ -151,11 +136,21 @@ class ServerConnection:
 
         Raises PeerMisbehaved, and then stays closed.
         """
-        unread = len(self._unread) - self._at
-        if self._closed or unread < LENGTH.size:
+        buffer, at = self._unread, self._at
+        unread = len(buffer) - at
+        if unread < LENGTH.size or self._closed:
             return None
+        if unread >= OVERHEAD:
+            # A publish with properties that were seen before, which most frames are.
+            total, kind, number, _, length = _head_at(buffer, at)
+            body_length = total - OVERHEAD - length
+            if kind == PUBLISH and total <= unread and 0 <= body_length <= self._max_body:
+                properties_at = at + HEAD.size
+                route = self._routes.get(bytes(buffer[properties_at : properties_at + length]))
+                if route is not None and _length_at(buffer, properties_at + length)[0] == body_length:
+                    return PublishRun(number, route)
         try:
-            (total,) = LENGTH.unpack_from(self._unread, self._at)
+            (total,) = LENGTH.unpack_from(buffer, at)
             if not OVERHEAD <= total <= self._max_frame:
                 raise PeerMisbehaved(f"total_length {total} is not between {OVERHEAD} and {self._max_frame}")
             return self._event() if unread >= total else None
@@ -232,7 +227,7 @@ class ServerConnection:
         """
         buffer, start, end = self._unread, self._at, len(self._unread)
         at, offset, max_body = start, first_offset, self._max_body
-        total, _, first_number, timestamp, length = HEAD.unpack_from(buffer, at)
+        total, _, first_number, timestamp, length = _head_at(buffer, at)
         if end - at == total:  # one alone, which next_event() has looked at
             _TYPE_SEQUENCE_TIMESTAMP.pack_into(buffer, at + 4, DATA, offset, timestamp or now_ms)
             self._at = end
@@ -245,11 +240,11 @@ class ServerConnection:
         unpack, size = head.unpack_from, head.size
         known = unpack(buffer, at)[5]
         positions: Sequence[int] = ()
-        alike = count_alike(buffer, at, end, size, offset, limit or None)
-        if alike:
-            give_head(buffer, at, alike, HEAD.pack(total, data, offset, timestamp or now_ms, length))
-            at, offset, expected = at + alike * total, offset + alike, expected + alike
-            positions = range(0, at - start, total)
+        rows = UniformFrames.at(buffer, at, end, limit)
+        if rows and (rows := rows.sharing_head(size)):
+            rows.give_head(HEAD.pack(total, data, offset, timestamp or now_ms, length))
+            at, offset, expected = rows.end, offset + rows.count, expected + rows.count
+            positions = rows.positions
         while end - at >= size:
             total, kind, number, timestamp, properties_length, properties, body_length = unpack(buffer, at)
             if kind != publish or number != expected or total > end - at or offset == stop:

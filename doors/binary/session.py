@@ -125,7 +125,8 @@ class Session:
         """Handle what has come; False if something must be waited for."""
         self._life.heard = True
         working_on(self)
-        self._wait = self._handle_received(self._connection.receive(data))
+        self._connection.receive(data)
+        self._wait = self._handle_received()
         return self._wait is None
 
     async def _finish(self) -> None:
@@ -168,26 +169,23 @@ class Session:
 
     # Events
 
-    def _handle_received(self, only: PublishRun | None = None) -> Wait | None:
+    def _handle_received(self) -> Wait | None:
         """Handle what has been received, as far as that is possible now; what is not whole yet is accounted for."""
         before = self._events
-        wait = self._handle_events(only)
+        wait = self._handle_events()
         unfinished = self._connection.unread if wait is None else 0  # else it is whole frames that wait for us
         self._transport.unfinished.hold(unfinished, anew=self._events != before)
         return wait
 
-    def _handle_events(self, only: PublishRun | None = None) -> Wait | None:
-        """Handle what has been received, up to what must be waited for before the rest is handled.
-
-        `only`: all of it, if that is known.
-        """
+    def _handle_events(self) -> Wait | None:
+        """Handle what has been received, up to what must be waited for before the rest is handled."""
         while self._transport.queued <= QUEUED_LIMIT:
-            event = only or self._connection.next_event()
+            event = self._connection.next_event()
             if event is None:
                 return None
             self._events += 1
             wait = self._publishing.publish(event) if isinstance(event, PublishRun) else self._handle(event)
-            if wait is not None or only:
+            if wait is not None:
                 return wait
         return partial(self._transport.wait_for_room, QUEUED_LIMIT)
 

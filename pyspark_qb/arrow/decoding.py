@@ -1,7 +1,7 @@
 """Stored frames as Arrow columns, in bulk.
 
-Given where the frames start, numpy picks their heads and Arrow copies their bodies; Python never sees a message. Frames
-that are alike are read faster still.
+Given where the frames start, numpy picks their heads and Arrow copies their bodies; Python never sees a message.
+Uniform frames are read faster still.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from pyspark_qb.arrow.frame_tables import UniformFrames, alike
+from pyspark_qb.arrow.frame_columns import UniformMessages, uniform_messages
 from pyspark_qb.arrow.property_columns import PropertyColumns, SameProperties, property_columns
 from pyspark_qb.arrow.spans import Bytes, Numbers, gather, spans
 from pyspark_qb.read.bounds import Bounds
@@ -67,10 +67,10 @@ class Decoder:
 
     def _frames(self, chunk: FrameChunk) -> _Frames:
         if self._times == EVER:
-            same = alike(chunk.data, chunk.positions, chunk.first_offset)
-            return (
-                _Scattered(chunk.data, chunk.positions, heads_of(chunk)) if same is None else _SideBySide(same, chunk)
-            )
+            uniform = uniform_messages(chunk.data, chunk.positions, chunk.first_offset)
+            if uniform is not None:
+                return _UniformRows(uniform, chunk)
+            return _Scattered(chunk.data, chunk.positions, heads_of(chunk))
         heads = heads_of(chunk)
         times = microseconds(heads["timestamp"])
         keep = (times >= self._times.first) & (times < self._times.end)
@@ -119,10 +119,10 @@ class _Frames(Protocol):
     def bodies(self) -> pa.BinaryArray: ...
 
 
-class _SideBySide:
-    """Frames that are alike."""
+class _UniformRows:
+    """Frames of one length with the same properties."""
 
-    def __init__(self, found: UniformFrames, chunk: FrameChunk) -> None:
+    def __init__(self, found: UniformMessages, chunk: FrameChunk) -> None:
         self._chunk = chunk
         self.bodies, self.milliseconds = found.bodies, found.milliseconds
         self.properties: PropertyColumns = SameProperties(found.properties, len(self))

@@ -35,7 +35,7 @@ def encode(rows: Rows, now_ms: int, limit: int, partitions: np.ndarray | None = 
     text_lengths, body_lengths = _lengths(texts), _lengths(bodies)
     _check_sizes(text_lengths, bodies[int(body_lengths.argmax())], limit)
     if isinstance(texts, pa.Scalar) and 0 < body_lengths[0] == body_lengths.min() == body_lengths.max():
-        return _alike(rows, texts.as_py(), int(body_lengths[0]), now_ms)
+        return _uniform(rows, texts.as_py(), int(body_lengths[0]), now_ms)
     heads = np.zeros(len(rows), HEAD)
     heads["total"] = OVERHEAD + text_lengths + body_lengths
     heads["type"] = MessageType.DATA
@@ -44,7 +44,7 @@ def encode(rows: Rows, now_ms: int, limit: int, partitions: np.ndarray | None = 
     return _join(_column(heads), texts, _column(body_lengths.astype(LENGTH)), bodies)
 
 
-def _alike(rows: Rows, text: bytes, length: int, now_ms: int) -> pa.LargeBinaryArray:
+def _uniform(rows: Rows, text: bytes, length: int, now_ms: int) -> pa.LargeBinaryArray:
     """Return the frames of rows with the same properties and bodies of one length."""
     same = np.frombuffer(encode_head(MessageType.DATA, 0, now_ms, text, length), np.uint8)
     before, behind = same[:TIME_AT], same[TIME_AT + 8 :]

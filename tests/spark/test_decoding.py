@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from pyspark_qb.arrow.decoding import EVER, HEADS, LAST_MS, Decoder, FrameChunk, NotStored
-from pyspark_qb.arrow.frame_tables import alike
+from pyspark_qb.arrow.frame_columns import uniform_messages
 from pyspark_qb.read.bounds import Bounds
 from pyspark_qb.read.source_columns import COLUMNS, full_schema
 from qb.core.wire.errors import PeerMisbehaved
@@ -82,7 +82,7 @@ def test_rows_say_what_the_frames_say(rows: list[Any], seals: list[bool]) -> Non
     cut=st.tuples(st.integers(0, 20), st.integers(0, 60)),
     flaw=st.none() | st.tuples(st.integers(0, 60), st.integers(0, 255)),
 )
-def test_messages_that_are_alike_are_the_same_rows_and_the_same_failures(
+def test_uniform_messages_are_the_same_rows_and_the_same_failures(
     same: dict[str, str], size: int, count: int, seals: set[int], cut: tuple[int, int], flaw: tuple[int, int] | None
 ) -> None:
     rows = [(number, same, bytes([number] * size)) for number in range(count)]
@@ -92,9 +92,9 @@ def test_messages_that_are_alike_are_the_same_rows_and_the_same_failures(
         spoilt[(int(chunk.positions[count // 2]) + flaw[0]) % len(spoilt)] = flaw[1]
         chunk = chunk._replace(data=spoilt)
     chunk = chunk.between(FIRST + cut[0], FIRST + cut[1])
-    with mock.patch("pyspark_qb.arrow.frame_tables.LEAST", 2):
+    with mock.patch("pyspark_qb.arrow.frame_columns.LEAST", 2):
         fast = outcome(chunk)
-    with mock.patch("pyspark_qb.arrow.decoding.alike", return_value=None):
+    with mock.patch("pyspark_qb.arrow.decoding.uniform_messages", return_value=None):
         assert fast == outcome(chunk)
 
 
@@ -106,10 +106,10 @@ def outcome(chunk: FrameChunk) -> Any:
 
 
 @pytest.mark.parametrize("size", [0, 100])
-def test_messages_that_are_alike_are_read_as_tables(size: int) -> None:
+def test_uniform_messages_are_read_as_tables(size: int) -> None:
     chunk = stored([(7, {"topic": "events", "key": "k"}, b"x" * size)] * 500, [number == 300 for number in range(500)])
-    assert alike(chunk.data, chunk.positions, FIRST) is not None
-    assert alike(chunk.data, chunk.positions, FIRST + 1) is None
+    assert uniform_messages(chunk.data, chunk.positions, FIRST) is not None
+    assert uniform_messages(chunk.data, chunk.positions, FIRST + 1) is None
     rows = rows_of(decode(chunk))
     assert [row["offset"] for row in rows] == [*range(FIRST, FIRST + 500)]
     assert {(row["value"], row["key"], row["timestamp"]) for row in rows} == {(b"x" * size, "k", 7000)}
