@@ -15,7 +15,7 @@ from qb.core.broker.producers import MAX_RANGES, SLACK, WINDOW, NumberedRange, P
 from qb.core.wire.errors import DiskFull, OutOfSequence, ProducerFenced
 from qb.core.wire.frames import OVERHEAD
 from qb.storage.engine import ProducerRange
-from qb.storage.log import producer_ranges as remembered
+from qb.storage.log import producer_ranges
 
 
 def a_log(end_offset=10**9, ranges=()):
@@ -87,8 +87,8 @@ def test_numbers_older_than_the_window_are_forgotten_and_refused():
 
 def test_a_client_has_fewer_numbers_in_flight_than_the_broker_and_its_logs_remember():
     longest = RUN // OVERHEAD  # of the messages that are sent at once, with nothing in them
-    assert conversation.WINDOW_NUMBERS + longest < WINDOW == remembered.WINDOW
-    assert window.MAX_BATCHES <= remembered.MAX_RANGES // 2 <= MAX_RANGES
+    assert conversation.WINDOW_NUMBERS + longest < WINDOW == producer_ranges.WINDOW
+    assert window.MAX_BATCHES <= producer_ranges.MAX_RANGES // 2 <= MAX_RANGES
 
 
 def test_a_batch_that_failed_is_new_again():

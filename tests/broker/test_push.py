@@ -101,11 +101,11 @@ async def test_what_a_dead_subscriber_had_goes_to_the_others_and_says_its_attemp
     async with a_broker() as connect:
         publisher = await a_topic(connect, 4)
         await publisher.call("create_subscription", subscription_id="s", topic="a")
-        dying = Delivered(await joined(connect))
-        await dying.take(4)
-        await dying.settle(acks=[[0, 1]])
+        lost = Delivered(await joined(connect))
+        await lost.take(4)
+        await lost.settle(acks=[[0, 1]])
         heir = Delivered(await joined(connect))
-        await trio.aclose_forcefully(dying.peer.stream)
+        await trio.aclose_forcefully(lost.peer.stream)
         taken = [await heir.next() for _ in range(3)]
         assert [(offset, attempt) for _, offset, _, attempt in taken] == [(0, 2), (2, 2), (3, 2)]
 

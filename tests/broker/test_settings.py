@@ -45,7 +45,7 @@ def value_of(settings: Settings, name: str) -> object:
     return getattr(getattr(settings, section), field)
 
 
-def complaint(argv: list[str] | None = None, environ: dict[str, str] | None = None) -> str:
+def refusal_line(argv: list[str] | None = None, environ: dict[str, str] | None = None) -> str:
     """Return the one line that load() refuses with."""
     with pytest.raises(SettingsError) as caught:
         load(argv or [], environ or {})
@@ -167,20 +167,20 @@ def test_a_duration_is_shown_so_that_it_reads_back_exactly(seconds: float) -> No
 
 
 def test_a_mistyped_name_is_answered_with_the_nearest_known_one(tmp_path: Path) -> None:
-    assert complaint(environ={"QB_SERVER_PROT": "1"}) == (
+    assert refusal_line(environ={"QB_SERVER_PROT": "1"}) == (
         "QB_SERVER_PROT: unknown setting in the environment; did you mean QB_SERVER_PORT?"
     )
-    assert complaint(["--prot", "1"]) == "--prot: unknown flag; did you mean --port?"
+    assert refusal_line(["--prot", "1"]) == "--prot: unknown flag; did you mean --port?"
     path = yaml_file(tmp_path, "server: {prot: 1}")
-    assert complaint(["--config-file", path]) == (
+    assert refusal_line(["--config-file", path]) == (
         f"server.prot: unknown setting in file {path}; did you mean server.port?"
     )
     path = yaml_file(tmp_path, "sever: {port: 1}")
-    assert complaint(["--config-file", path]) == f"sever: unknown section in file {path}; did you mean server?"
+    assert refusal_line(["--config-file", path]) == f"sever: unknown section in file {path}; did you mean server?"
 
 
 def test_a_name_like_no_other_is_refused_without_a_guess() -> None:
-    assert complaint(environ={"QB_ZZZ": "1"}) == "QB_ZZZ: unknown setting in the environment"
+    assert refusal_line(environ={"QB_ZZZ": "1"}) == "QB_ZZZ: unknown setting in the environment"
 
 
 @pytest.mark.parametrize(
@@ -214,11 +214,11 @@ def test_a_name_like_no_other_is_refused_without_a_guess() -> None:
     ],
 )
 def test_a_malformed_flag_is_named_with_what_it_must_be(argv: list[str], line: str) -> None:
-    assert complaint(argv) == line
+    assert refusal_line(argv) == line
 
 
 def test_a_malformed_variable_is_refused_even_when_a_flag_overrides_it() -> None:
-    line = complaint(["--port", "1"], {"QB_SERVER_PORT": ""})
+    line = refusal_line(["--port", "1"], {"QB_SERVER_PORT": ""})
     assert line == "server.port: must be a whole number (0 to 65535), not empty (from environment QB_SERVER_PORT)"
 
 
@@ -251,17 +251,17 @@ ALIAS_BOMB = "x0: &x0 [1]\n" + "".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] 
 )
 def test_a_malformed_file_is_named_with_what_is_wrong(text: str | bytes, words: str, tmp_path: Path) -> None:
     path = yaml_file(tmp_path, text)
-    line = complaint(["--config-file", path])
+    line = refusal_line(["--config-file", path])
     assert words in line
     assert path in line
 
 
 def test_an_unreadable_file_is_named_with_who_named_it(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing.yaml")
-    line = complaint(environ={"QB_CONFIG_FILE": missing})
+    line = refusal_line(environ={"QB_CONFIG_FILE": missing})
     named = f"settings file {missing!r} (from environment QB_CONFIG_FILE)"
     assert line == f"{named} cannot be read: No such file or directory"
-    assert complaint(["--config-file", str(tmp_path)]).endswith("cannot be read: Is a directory")
+    assert refusal_line(["--config-file", str(tmp_path)]).endswith("cannot be read: Is a directory")
 
 
 def test_the_switches_of_the_caller_are_passed_over_and_offered_as_guesses() -> None:

@@ -177,8 +177,8 @@ async def test_fetch_returns_at_most_max_and_nothing_past_the_end(a_broker):
         assert await values(150) == 0
         assert await values(10**12) == 0
         for bad in (0, -1, 10_001):
-            complaint = await peer.error("fetch", topic="a", partition=0, offset=0, max=bad)
-            assert complaint == "max must be a whole number from 1 to 10000"
+            refusal = await peer.error("fetch", topic="a", partition=0, offset=0, max=bad)
+            assert refusal == "max must be a whole number from 1 to 10000"
 
 
 async def test_fetch_waits_as_long_as_it_is_told(a_broker):

@@ -111,10 +111,10 @@ async def test_what_a_peer_held_that_has_gone_is_pushed_to_the_next(a_broker, go
     async with a_broker() as connect:
         publisher = await connect.lines()
         await a_topic(publisher, 4)
-        dying = await subscribed(connect)
-        assert [(await dying.message())["offset"] for _ in range(4)] == [0, 1, 2, 3]
-        await dying.data("ack", subscription="s", partition=0, offset=1)
-        await go(dying)
+        lost = await subscribed(connect)
+        assert [(await lost.message())["offset"] for _ in range(4)] == [0, 1, 2, 3]
+        await lost.data("ack", subscription="s", partition=0, offset=1)
+        await go(lost)
         heir = await subscribed(connect)
         again = [await heir.message() for _ in range(3)]
         assert [(message["offset"], message["attempt"]) for message in again] == [(0, 2), (2, 2), (3, 2)]

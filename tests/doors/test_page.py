@@ -66,17 +66,17 @@ def site(browser: Any, start_broker: Callable[..., BrokerProcess]) -> Iterator[S
     """Ends with the check that the page had nothing to complain about."""
     port = free_port()
     broker = start_broker(http_port=port)
-    complaints: list[str] = []
+    errors: list[str] = []
     context = browser.new_context(viewport={"width": 1240, "height": 900})
     context.set_default_timeout(PATIENCE)
     page = context.new_page()
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("console", lambda message: message.type in ("error", "warning") and complaints.append(message.text))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: message.type in ("error", "warning") and errors.append(message.text))
     with BrokerClient(port=broker.port) as client:
         client.create_topic("orders", partitions=2)
         yield Site(broker, client, page, f"http://127.0.0.1:{port}/")
     context.close()
-    assert [each for each in complaints if not each.startswith(FORGIVEN)] == []
+    assert [each for each in errors if not each.startswith(FORGIVEN)] == []
 
 
 def publish_in(page: Any, value: str, key: str = "") -> None:

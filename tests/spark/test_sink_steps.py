@@ -34,8 +34,8 @@ class Write:
         """What a task does, and then tells the driver."""
         batches = iter([pa.record_batch([pa.array(values, pa.string())], names=["value"])])
         with connected(self.options) as client:
-            outlet = RowPublisher(client, self.options, self.sink.columns, turn=0)
-            return TaskDone("spark:query", number, outlet.stage(batches, "spark:query", number))
+            publisher = RowPublisher(client, self.options, self.sink.columns, turn=0)
+            return TaskDone("spark:query", number, publisher.stage(batches, "spark:query", number))
 
     def published(self) -> list[bytes]:
         with connected(self.options) as client:

@@ -123,7 +123,7 @@ def test_the_keys_of_who_goes_move_on_in_order(dies: bool) -> None:
     assert bench.deliver() == {"y": [0, 2]}
 
 
-def test_a_lonely_message_holds_back_its_key_until_it_is_settled() -> None:
+def test_an_isolated_message_holds_back_its_key_until_it_is_settled() -> None:
     bench = keyed("aab", "x")
     bench.deliver()
     bench.subscription.started("x", 0, 0)

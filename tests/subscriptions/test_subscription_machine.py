@@ -97,7 +97,7 @@ class Machine(RuleBasedStateMachine):
         self.holds: dict[Message, tuple[str, float]] = {}  # holder, deadline
         self.named: dict[str, set[Message]] = {}
         self.letters: list[DeadLetterDecision] = []
-        self.buried: set[Message] = set()  # their letters are durable, and could be written twice
+        self.dead_lettered: set[Message] = set()  # their letters are durable, and could be written twice
         self.given: Counter[str] = Counter()  # since the windows were last disturbed
         self.joined = 0
         self.paused = False
@@ -401,7 +401,7 @@ class Machine(RuleBasedStateMachine):
         for name, messages in again.items():
             assert len(messages) <= self.all_windows[name], "more than its window comes again"
         acked = {ack.message for ack in self.acks}
-        for message in self.model.settled - acked - self.buried:
+        for message in self.model.settled - acked - self.dead_lettered:
             durably = message in settled or message[1] < self.durable.model.begin[message[0]]
             assert durably, "acked, no longer in anybody's window, and not durable"
 
@@ -412,7 +412,7 @@ class Machine(RuleBasedStateMachine):
         if stored:
             self.subscription.dead_lettered(letter.partition, letter.offset, self.now)
             self.settle((letter.partition, letter.offset))
-            self.buried.add((letter.partition, letter.offset))
+            self.dead_lettered.add((letter.partition, letter.offset))
         else:
             self.subscription.dead_letter_failed(letter.partition, letter.offset, self.now)
 

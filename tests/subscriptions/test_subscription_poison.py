@@ -106,7 +106,7 @@ def test_a_killer_is_dead_lettered_after_max_deliveries_deaths(
     assert "died while it had this message in hand" in fleet.letters[0].reason
 
 
-def test_the_neighbours_of_a_killer_are_neither_lost_nor_buried_nor_sent_round_again_and_again() -> None:
+def test_the_neighbours_of_a_killer_are_neither_lost_nor_dead_lettered_nor_sent_round_again_and_again() -> None:
     bench = Bench(2000, max_deliveries=5)
     fleet = Fleet(bench, 3, poison={700})
     fleet.work()
@@ -236,7 +236,7 @@ def test_messages_named_together_are_offered_alone_one_after_the_other() -> None
     assert bench.deliver() == {"b": [0, 3]}
 
 
-def test_a_lonely_message_takes_the_idle_subscriber_and_the_others_go_on() -> None:
+def test_an_isolated_message_takes_the_idle_subscriber_and_the_others_go_on() -> None:
     bench = Bench(1, "a")
     bench.deliver()
     bench.die("a")
@@ -253,7 +253,7 @@ def test_a_lonely_message_takes_the_idle_subscriber_and_the_others_go_on() -> No
     assert sorted(bench.deliver()) == ["b", "c"]
 
 
-def test_a_lonely_message_waits_for_a_subscriber_to_become_idle() -> None:
+def test_an_isolated_message_waits_for_a_subscriber_to_become_idle() -> None:
     bench = Bench(1, "a")
     bench.deliver()
     bench.die("a")
@@ -270,7 +270,7 @@ def test_a_lonely_message_waits_for_a_subscriber_to_become_idle() -> None:
     assert bench.deliver() == {"b": [3]}
 
 
-def test_a_nack_ends_loneliness() -> None:
+def test_a_nack_ends_isolation() -> None:
     bench = Bench(1, "a", "b")
     bench.deliver()
     bench.die("a")

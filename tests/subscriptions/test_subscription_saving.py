@@ -107,7 +107,7 @@ def test_a_seek_or_retention_gives_no_places_back() -> None:
     assert bench.deliver() == {"a": [60, 61]}
 
 
-def test_a_lonely_message_waits_for_a_place_as_any_other() -> None:
+def test_an_isolated_message_waits_for_a_slot_as_any_other() -> None:
     bench = slow_disk(1, "a", max_in_flight=1)
     bench.deliver()
     bench.die("a")
