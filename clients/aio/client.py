@@ -50,9 +50,10 @@ class AsyncBrokerClient(AsyncSubscriptionMethods, AsyncOffsetAndGroupMethods, As
         request_timeout: float = 30.0,
         heartbeat_interval: float = 30.0,
         idempotent: bool = True,
+        connect_wait: float = 0.0,
     ) -> None:
         self.host, self.port, self.client_id = host, port, client_id
-        self._request_timeout = request_timeout
+        self._request_timeout, self._connect_wait = request_timeout, connect_wait
         self._heartbeat_interval, self._idempotent = heartbeat_interval, idempotent
         self._routes = TopicRoutes()
         self._begin()
@@ -114,13 +115,21 @@ class AsyncBrokerClient(AsyncSubscriptionMethods, AsyncOffsetAndGroupMethods, As
             await self._link.close()
 
     async def __aenter__(self) -> AsyncBrokerClient:
-        await self.connect()
+        await self._background.open()
+        try:
+            await self.connect(self._connect_wait)
+        except BaseException as error:
+            await self._background.close(error)
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.disconnect()
+        try:
+            await self.disconnect()
+        finally:
+            await self._background.close(error)
 
     async def create_topic(
         self,

@@ -98,13 +98,22 @@ class AsyncConsumer(AsyncConsumerIteration):
     # What callers do
 
     async def __aenter__(self) -> AsyncConsumer:
-        await self._start()
+        await self._background.open()
+        try:
+            await self._start()
+        except BaseException as error:
+            await self._link.close()
+            await self._background.close(error)
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.close()
+        try:
+            await self.close()
+        finally:
+            await self._background.close(error)
 
     async def poll(self, timeout: float = 1.0) -> list[Message]:
         """Return up to `max_poll_records` messages, waiting for the first; those of the last poll are handled now."""
@@ -142,9 +151,13 @@ class AsyncConsumer(AsyncConsumerIteration):
             wish = self._state.wish_commit(message)
             self._changed.notify_all()
             try:
-                await self._changed.wait_for(lambda: wish.settled or self._closed, self._request_timeout)
+                await self._changed.wait_for(
+                    lambda: wish.settled or self._closed or self._failure is not None, self._request_timeout
+                )
             finally:
                 self._state.give_up_wish(wish)
+        if self._failure is not None:
+            raise self._failure
         if wish.error is not None:
             raise wish.error
         if not wish.settled:
@@ -224,9 +237,10 @@ class AsyncConsumer(AsyncConsumerIteration):
 
     async def _keep(self) -> None:
         try:
-            while await self._wait_for_work():
-                await self._link.post(self._compose_fetches)
-                await self._say()
+            with shielded():  # close() ends it, after what is handled is committed
+                while await self._wait_for_work():
+                    await self._link.post(self._compose_fetches)
+                    await self._say()
         except Exception as error:
             with self._changed:
                 self._failure = error

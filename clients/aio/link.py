@@ -1,9 +1,8 @@
 """A connection to the broker that one task keeps up, for any number of calling tasks.
 
-The same shape as qb.clients.blocking.link. Callers write, the link's task reads. It is a system task, so that
-a client needs no nursery, and nothing that happens to it escapes. A write is never cancelled halfway: half a frame
-would spoil the
-connection for every other task.
+The same shape as qb.clients.blocking.link. Callers write, the link's task reads. It lives in the nursery of the client
+and shields itself, so that a client that is cancelled can still leave in good order; close() ends it. A write is never
+cancelled halfway: half a frame would spoil the connection for every other task.
 """
 
 from __future__ import annotations
@@ -34,10 +33,22 @@ from qb.clients.protocol.publish_frames import PublishForm
 from qb.clients.protocol.push_listener import PushListener
 from qb.clients.protocol.reconnecting import CONNECT_TIMEOUT, ConnectionTrouble, ReconnectBackoff
 from qb.clients.protocol.unacked_publishes import UnackedBatch
+from qb.core.wire.errors import PeerMisbehaved
 from qb.core.wire.frames import Frame, Frames
 
 RECEIVE_SIZE = 64 * 1024
 TURN_TIMEOUT = 1.0  # how long the reader waits for a caller that writes before it goes on reading
+
+# What ends a connection, and is answered with another one; anything else is a fault of ours, and the caller's to see.
+ENDS = (
+    OSError,
+    EOFError,
+    PeerMisbehaved,
+    QBError,
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+    trio.TooSlowError,
+)
 
 T = TypeVar("T")
 
@@ -61,7 +72,7 @@ class LinkLifetime:
     """One span from open() to close()."""
 
     def __init__(self) -> None:
-        self.scope = trio.CancelScope()
+        self.scope = trio.CancelScope(shield=True)  # close() ends it: a cancelled client says goodbye before
         self.ended = trio.Event()
 
 
@@ -255,10 +266,10 @@ class AsyncLink:
 
     def _start(self) -> LinkLifetime:
         self.check_process()
-        self._opened = True
         if self._life is None:
-            self._life = LinkLifetime()
-            self._background.start(f"qb {self._host}:{self._port}", self._run, self._life)
+            life = LinkLifetime()
+            self._background.start(f"qb {self._host}:{self._port}", self._run, life)
+            self._life, self._opened = life, True
         return self._life
 
     # What the link's task does
@@ -272,8 +283,9 @@ class AsyncLink:
                     await trio.sleep(backoff.pause())
         finally:
             life.ended.set()
-            if self._life is life:  # the trio run is over
+            if self._life is life:  # it failed, by a fault of ours
                 self._life = None
+                self._changed.unpark_all()
 
     async def _live(self, backoff: ReconnectBackoff) -> None:
         """One connection, from the attempt to the end."""
@@ -284,7 +296,7 @@ class AsyncLink:
                 await self._greet(stream)
             backoff.reset()
             await self._converse(stream)
-        except Exception as error:  # a fault of ours too: it must not take the caller's program down
+        except ENDS as error:
             self._trouble.note(_plain(error))
         finally:
             self._disconnected()
@@ -367,8 +379,9 @@ class AsyncLink:
 
     async def _write_again(self, stream: trio.SocketStream, unanswered: Iterable[Frames]) -> None:
         try:
-            for frames in unanswered:
-                await self._write(stream, frames)
+            with trio.CancelScope(shield=True):  # ends when the stream is closed
+                for frames in unanswered:
+                    await self._write(stream, frames)
         finally:
             self._sending.release()
 

@@ -14,6 +14,9 @@ class Background:
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
 
+    def open(self) -> None:
+        """Threads need no block to live in."""
+
     def start(self, name: str, function: Callable[..., Any], *arguments: Any, finish: bool = False) -> None:
         """Call a function in a thread of its own. With `finish` the program does not end before the thread does."""
         thread = threading.Thread(target=function, args=arguments, name=name, daemon=not finish)
@@ -25,3 +28,6 @@ class Background:
         """Return when all of them have ended."""
         for thread in self._threads:
             thread.join()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Threads end by themselves."""

@@ -52,9 +52,10 @@ class BrokerClient(SubscriptionMethods, OffsetAndGroupMethods, TransactionMethod
         request_timeout: float = 30.0,
         heartbeat_interval: float = 30.0,
         idempotent: bool = True,
+        connect_wait: float = 0.0,
     ) -> None:
         self.host, self.port, self.client_id = host, port, client_id
-        self._request_timeout = request_timeout
+        self._request_timeout, self._connect_wait = request_timeout, connect_wait
         self._heartbeat_interval, self._idempotent = heartbeat_interval, idempotent
         self._routes = TopicRoutes()
         self._begin()
@@ -116,13 +117,21 @@ class BrokerClient(SubscriptionMethods, OffsetAndGroupMethods, TransactionMethod
             self._link.close()
 
     def __enter__(self) -> BrokerClient:
-        self.connect()
+        self._background.open()
+        try:
+            self.connect(self._connect_wait)
+        except BaseException as error:
+            self._background.close(error)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.disconnect()
+        try:
+            self.disconnect()
+        finally:
+            self._background.close(error)
 
     def create_topic(
         self,

@@ -98,13 +98,22 @@ class Consumer(ConsumerIteration):
     # What callers do
 
     def __enter__(self) -> Consumer:
-        self._start()
+        self._background.open()
+        try:
+            self._start()
+        except BaseException as error:
+            self._link.close()
+            self._background.close(error)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        finally:
+            self._background.close(error)
 
     def poll(self, timeout: float = 1.0) -> list[Message]:
         """Return up to `max_poll_records` messages, waiting for the first; those of the last poll are handled now."""
@@ -142,9 +151,13 @@ class Consumer(ConsumerIteration):
             wish = self._state.wish_commit(message)
             self._changed.notify_all()
             try:
-                self._changed.wait_for(lambda: wish.settled or self._closed, self._request_timeout)
+                self._changed.wait_for(
+                    lambda: wish.settled or self._closed or self._failure is not None, self._request_timeout
+                )
             finally:
                 self._state.give_up_wish(wish)
+        if self._failure is not None:
+            raise self._failure
         if wish.error is not None:
             raise wish.error
         if not wish.settled:
@@ -224,9 +237,10 @@ class Consumer(ConsumerIteration):
 
     def _keep(self) -> None:
         try:
-            while self._wait_for_work():
-                self._link.post(self._compose_fetches)
-                self._say()
+            with shielded():  # close() ends it, after what is handled is committed
+                while self._wait_for_work():
+                    self._link.post(self._compose_fetches)
+                    self._say()
         except Exception as error:
             with self._changed:
                 self._failure = error

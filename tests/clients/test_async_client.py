@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -27,6 +28,8 @@ from qb.core.wire.frames import PROBE, MessageType
 from tests.support.scripted_broker import Plan, ScriptedBroker
 
 pytestmark = pytest.mark.timeout(30)
+
+_colour: ContextVar[str] = ContextVar("_colour")
 
 
 @pytest.fixture
@@ -57,28 +60,88 @@ async def test_a_publish_returns_its_receipt(scripted: ScriptedBroker, client: A
     assert scripted.messages[0].properties == {"topic": "orders", "partition": "0", "key": "k", "colour": "red"}
 
 
-async def test_the_first_use_connects_and_disconnect_ends_it(scripted: ScriptedBroker) -> None:
-    client = AsyncBrokerClient(port=scripted.port)
-    assert scripted.connections == 0
-    assert await client.ping() > 0
-    await client.disconnect()
-    await client.disconnect()
-    await client.connect()
-    await client.publish("orders", b"x")
-    await client.disconnect()
+async def test_disconnect_ends_the_connection_and_a_later_call_connects_anew(scripted: ScriptedBroker) -> None:
+    async with AsyncBrokerClient(port=scripted.port) as client:
+        assert await client.ping() > 0
+        await client.disconnect()
+        await client.disconnect()
+        assert scripted.connections == 1
+        await client.publish("orders", b"x")
     assert scripted.connections == 2
 
 
-async def test_a_client_that_is_never_disconnected_does_not_keep_the_run_from_ending(scripted: ScriptedBroker) -> None:
-    await AsyncBrokerClient(port=scripted.port).publish("orders", b"x")
+async def test_a_client_outside_its_block_says_how_to_open_it(scripted: ScriptedBroker) -> None:
+    client = AsyncBrokerClient(port=scripted.port)
+    for call in (client.connect, client.list_topics, lambda: client.publish("orders", b"x")):
+        with pytest.raises(RuntimeError, match="use it inside `async with`"):
+            await call()
+    await client.disconnect()
+    async with client:
+        with pytest.raises(RuntimeError, match="open already"):
+            await client.__aenter__()
+        await client.publish("orders", b"x")
+    with pytest.raises(RuntimeError, match="use it inside `async with`"):
+        await client.publish("orders", b"y")
     assert scripted.bodies == [b"x"]
 
 
-def test_a_client_may_be_used_in_one_trio_run_after_another(scripted: ScriptedBroker) -> None:
+def test_a_client_may_be_opened_in_one_trio_run_after_another(scripted: ScriptedBroker) -> None:
     client = AsyncBrokerClient(port=scripted.port)
-    for offset in range(2):
-        assert trio.run(client.publish, "orders", b"x").offset == offset
+
+    async def publish() -> int:
+        async with client:
+            return (await client.publish("orders", b"x")).offset
+
+    assert [trio.run(publish), trio.run(publish)] == [0, 1]
     assert scripted.connections == 2
+
+
+async def test_what_the_block_raises_comes_out_of_it_as_it_is(scripted: ScriptedBroker) -> None:
+    with pytest.raises(UnknownTopic, match="there is no topic"):
+        async with AsyncBrokerClient(port=scripted.port) as client:
+            await client.describe_topic("unknown")
+
+
+async def test_a_fault_of_the_link_cancels_the_block_and_is_raised_by_it(scripted: ScriptedBroker) -> None:
+    with pytest.raises(ZeroDivisionError, match="a fault"):
+        async with AsyncBrokerClient(port=scripted.port) as client:
+
+            def fail() -> None:
+                raise ZeroDivisionError("a fault")
+
+            client._conversation.next_event = fail  # type: ignore[method-assign, assignment]
+            with trio.fail_after(10):
+                await client.ping()
+                pytest.fail("the block went on")
+
+
+async def test_a_fault_is_not_hidden_by_what_the_block_raises(scripted: ScriptedBroker) -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        async with AsyncBrokerClient(port=scripted.port) as client:
+            client._background.start("fails", _fail_at_once)
+            raise KeyError("the caller's own")
+    before: BaseException | None = caught.value
+    while before is not None and not isinstance(before, KeyError):
+        before = before.__context__  # perhaps by way of a cancelled disconnect()
+    assert before is not None
+
+
+async def _fail_at_once() -> None:
+    raise ZeroDivisionError
+
+
+async def test_background_tasks_see_the_context_variables_of_the_block(scripted: ScriptedBroker) -> None:
+    seen: list[str] = []
+
+    async def look() -> None:
+        seen.append(_colour.get())
+
+    _colour.set("of the block")
+    async with AsyncBrokerClient(port=scripted.port) as client:
+        _colour.set("of a call")
+        client._background.start("looks", look)
+        await trio.testing.wait_all_tasks_blocked()
+    assert seen == ["of the block"]
 
 
 async def test_requests_are_answered_or_refused(client: AsyncBrokerClient) -> None:
@@ -162,21 +225,19 @@ async def test_tasks_share_one_client(scripted: ScriptedBroker, client: AsyncBro
 
 async def test_a_cancelled_call_leaves_the_client_usable() -> None:
     with ScriptedBroker(Plan(silent=True)) as broker:
-        client = AsyncBrokerClient(port=broker.port)
-        await client.connect()
-        for call in (
-            lambda: client.publish("orders", b"lost"),
-            client.list_topics,
-            lambda: client.publish_many("orders", [b"lost"] * 10),
-        ):
-            with trio.move_on_after(0.05) as scope:
-                await call()
-            assert scope.cancelled_caught
-        broker.drop_connections()
-        assert (await client.publish("orders", b"kept")).offset == 0
-        assert broker.bodies == [b"kept"]  # what was cancelled is not sent again
-        assert await client.list_topics()
-        await client.disconnect()
+        async with AsyncBrokerClient(port=broker.port) as client:
+            for call in (
+                lambda: client.publish("orders", b"lost"),
+                client.list_topics,
+                lambda: client.publish_many("orders", [b"lost"] * 10),
+            ):
+                with trio.move_on_after(0.05) as scope:
+                    await call()
+                assert scope.cancelled_caught
+            broker.drop_connections()
+            assert (await client.publish("orders", b"kept")).offset == 0
+            assert broker.bodies == [b"kept"]  # what was cancelled is not sent again
+            assert await client.list_topics()
 
 
 async def test_cancelling_in_the_middle_of_a_row_tears_no_frame(scripted: ScriptedBroker) -> None:
@@ -254,15 +315,43 @@ async def test_connect_says_at_once_that_nothing_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(BrokerUnavailable, match=f"nothing listens on 127.0.0.1:{port}; start the broker with"):
-        await AsyncBrokerClient(port=port).connect()
-    client = AsyncBrokerClient(port=port, request_timeout=0.2)
+        async with AsyncBrokerClient(port=port):
+            pytest.fail("there is no broker")
+
+
+async def test_a_block_may_wait_for_its_broker() -> None:
+    with ScriptedBroker() as broker:
+        port = broker.port
     with pytest.raises(BrokerUnavailable, match="nothing listens"):
-        await client.publish("orders", b"x")
-    with ScriptedBroker(port=port) as broker:
-        await client.connect(wait=10)
-        await client.publish("orders", b"x")
-        assert broker.bodies == [b"x"]
-        await client.disconnect()
+        async with AsyncBrokerClient(port=port, connect_wait=0.1):
+            pytest.fail("there is no broker")
+    client = AsyncBrokerClient(port=port, connect_wait=20)
+
+    async def publish() -> None:
+        async with client:
+            await client.publish("orders", b"x")
+
+    with ExitStack() as brokers:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(publish)
+            while not client._link._trouble.failures:
+                await trio.testing.wait_all_tasks_blocked()
+            late = brokers.enter_context(ScriptedBroker(port=port))
+        assert late.bodies == [b"x"]
+
+
+async def test_a_call_waits_for_a_broker_that_is_gone_and_then_says_so() -> None:
+    with ScriptedBroker() as broker:
+        port = broker.port
+        async with AsyncBrokerClient(port=port, request_timeout=0.2) as client:
+            await client.disconnect()
+            broker.close()
+            with pytest.raises(BrokerUnavailable, match="nothing listens"):
+                await client.publish("orders", b"x")
+            with ScriptedBroker(port=port) as other:
+                await client.connect(wait=10)
+                await client.publish("orders", b"x")
+                assert other.bodies == [b"x"]
 
 
 async def test_a_silent_broker_times_out_and_is_given_up_after_two_heartbeat_intervals() -> None:
@@ -287,14 +376,12 @@ async def test_heartbeats_are_sent_and_probes_are_answered() -> None:
 
 async def test_disconnect_ends_the_waiting_of_other_tasks() -> None:
     with ScriptedBroker(Plan(silent=True)) as broker:
-        client = AsyncBrokerClient(port=broker.port)
-        await client.connect()
 
         async def work() -> None:
             with pytest.raises(PublishUncertain, match="disconnected"):
                 await client.publish("orders", b"x")
 
-        async with trio.open_nursery() as nursery:
+        async with AsyncBrokerClient(port=broker.port) as client, trio.open_nursery() as nursery:
             nursery.start_soon(work)
             await trio.testing.wait_all_tasks_blocked()
             await client.disconnect()

@@ -138,4 +138,10 @@ async def test_a_consumer_survives_kill_and_restart_of_the_broker(start_broker: 
 
 async def test_a_consumer_without_a_broker_says_so_at_once() -> None:
     with pytest.raises(BrokerUnavailable, match="nothing listens"):
+        async with AsyncConsumer("g", "t", port=1):
+            pytest.fail("there is no broker")
+
+
+async def test_a_consumer_outside_its_block_says_how_to_open_it() -> None:
+    with pytest.raises(RuntimeError, match="use it inside `async with`"):
         await AsyncConsumer("g", "t", port=1).poll()

@@ -14,6 +14,7 @@ import trio
 import trio.testing
 
 from qb import AsyncBrokerClient, Message, NotJoined, SubscriptionRemoved, UnknownSubscription
+from qb.clients.aio.subscribing.subscriber import AsyncSubscriber
 from qb.clients.aio.subscriptions import AsyncSubscriptionMethods
 from qb.clients.blocking.subscriptions import SubscriptionMethods
 from tests.support.collecting import PATIENCE, Collector, numbered
@@ -275,12 +276,12 @@ async def test_a_handler_may_unsubscribe_itself(client: AsyncBrokerClient) -> No
 
 async def test_a_handler_may_disconnect_its_client(broker: Any, client: AsyncBrokerClient) -> None:
     await ready(client, 1)
-    other = AsyncBrokerClient(port=broker.port)
 
     async def leave(message: Message) -> None:
         await other.disconnect()
 
-    await (await other.subscribe_to_subscription("s", leave)).wait()
+    async with AsyncBrokerClient(port=broker.port) as other:
+        await (await other.subscribe_to_subscription("s", leave)).wait()
     assert await lag(client) == 0
 
 
@@ -352,6 +353,73 @@ async def test_a_cancelled_client_cancels_its_handlers_and_leaves_in_good_order(
     described = await client.describe_subscription("s")
     assert (described["subscribers"], described["lag"]) == ([], 5)
     assert await client.dead_letters("s") == [], "handed back, not taken for a death"
+
+
+async def test_cancelling_the_caller_reaches_a_handler_at_once_and_starts_no_other(
+    broker: Any, client: AsyncBrokerClient
+) -> None:
+    await ready(client, 5)
+    ended: list[str] = []
+
+    async def stay(message: Message) -> None:
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled:
+            ended.append("cancelled while the block was still entered" if other._link.up else "too late")
+            raise
+
+    collect = AsyncCollector(stay)
+    with trio.CancelScope() as scope:
+        async with AsyncBrokerClient(port=broker.port) as other:
+            await other.subscribe_to_subscription("s", collect, concurrency=2)
+            await collect.wait_for(2)
+            scope.cancel()
+            with trio.CancelScope(shield=True):  # the block goes on, its handlers do not
+                while len(ended) < 2:
+                    await trio.testing.wait_all_tasks_blocked()
+                assert trio.current_effective_deadline() == float("inf")
+    assert scope.cancelled_caught
+    assert ended == ["cancelled while the block was still entered"] * 2
+    assert len(collect.messages) == 2
+    assert await lag(client) == 5
+
+
+async def test_a_fault_of_ours_in_the_service_of_a_handler_is_raised_by_the_block(
+    broker: Any, client: AsyncBrokerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await ready(client, 1)
+
+    async def fail(subscriber: AsyncSubscriber) -> bool:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(AsyncSubscriber, "work", fail)
+    with pytest.raises(ZeroDivisionError, match="a fault"):
+        async with AsyncBrokerClient(port=broker.port) as other:
+            await other.subscribe_to_subscription("s", AsyncCollector())
+            await trio.sleep_forever()
+    assert (await client.describe_subscription("s"))["subscribers"] == []
+
+
+async def test_no_task_outlives_the_block(broker: Any, client: AsyncBrokerClient) -> None:
+    await ready(client, 5)
+
+    def ours() -> int:
+        """Count the tasks of clients in the whole run."""
+        found, left = 0, [trio.lowlevel.current_root_task()]
+        while left:
+            task = left.pop()
+            assert task is not None
+            found += task.name.startswith("qb ")
+            left += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
+        return found
+
+    before = ours()
+    async with AsyncBrokerClient(port=broker.port) as other:
+        collect = AsyncCollector()
+        await other.subscribe_to_subscription("s", collect)
+        await collect.wait_for(5)
+        assert ours() > before
+    assert ours() == before
 
 
 async def test_by_hand_the_next_of_a_key_comes_when_the_one_before_is_settled(client: AsyncBrokerClient) -> None:
@@ -451,12 +519,12 @@ async def test_a_loop_acks_by_hand_if_asked_to(client: AsyncBrokerClient) -> Non
 
 async def test_a_loop_ends_when_its_client_disconnects(broker: Any, client: AsyncBrokerClient) -> None:
     await ready(client, 2)
-    other = AsyncBrokerClient(port=broker.port)
     seen: list[int] = []
-    async for message in other.messages("s"):
-        seen.append(message.offset)
-        if len(seen) == 2:
-            trio.lowlevel.spawn_system_task(other.disconnect)
+    async with AsyncBrokerClient(port=broker.port) as other, trio.open_nursery() as nursery:
+        async for message in other.messages("s"):
+            seen.append(message.offset)
+            if len(seen) == 2:
+                nursery.start_soon(other.disconnect)
     assert seen == [0, 1]
     assert await lag(client) == 0
 

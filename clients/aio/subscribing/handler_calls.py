@@ -8,6 +8,7 @@ from typing import Any
 
 import trio
 
+from qb.clients.aio.background import is_cancellation
 from qb.clients.consuming.desired_membership import JoinPlan
 from qb.clients.consuming.handling import handle
 from qb.clients.consuming.inbox import MessageBatch
@@ -72,7 +73,7 @@ async def _handle_in_task(portion: MessageBatch, handler: Callable[[Any], Any], 
             await handler(portion.messages)
             portion.done = len(portion.messages)
     except BaseException as error:
-        if _is_cancellation(error):
+        if is_cancellation(error):
             raise
         return error
     return None
@@ -85,9 +86,3 @@ async def _handle_each(portion: MessageBatch, handler: Callable[[Any], Any]) -> 
             return
         await handler(message)
         portion.done += 1
-
-
-def _is_cancellation(error: BaseException) -> bool:
-    if isinstance(error, BaseExceptionGroup):
-        return error.subgroup(trio.Cancelled) is not None
-    return isinstance(error, trio.Cancelled)

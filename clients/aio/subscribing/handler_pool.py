@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
+import trio
+
 from qb.clients.aio.background import AsyncBackground
 from qb.clients.aio.waiting import checkpoint
 
@@ -18,9 +20,6 @@ class AsyncHandlerWork(Protocol):
     async def speak(self) -> None:
         """Send what the broker must know before handlers of other subscribers start."""
 
-    def fail(self, error: Exception) -> None:
-        """One of these has raised, which they should not."""
-
 
 class AsyncMessageSink(Protocol):
     """Is told that a subscriber has messages."""
@@ -33,7 +32,11 @@ class AsyncMessageSink(Protocol):
 
 
 class AsyncHandlerPool:
-    """At most so many tasks at a time, shared fairly by the subscribers that have work; none while there is none."""
+    """At most so many tasks at a time, shared fairly by the subscribers that have work; none while there is none.
+
+    What a handler raises is the subscriber's business; what the work itself raises is a fault of ours, which reaches
+    the caller through the nursery.
+    """
 
     def __init__(self, size: int, name: str, background: AsyncBackground) -> None:
         self._size, self._name, self._background = size, name, background
@@ -62,12 +65,10 @@ class AsyncHandlerPool:
             self._running -= 1
 
     async def _serve(self, work: AsyncHandlerWork) -> None:
-        try:
-            while await work.work():
-                await checkpoint()  # handlers that never wait must not keep the other tasks from their work
-                if self._queue:
-                    await work.speak()
-                    self._queue.append(work)
-                    return
-        except Exception as error:  # it would end the whole program
-            work.fail(error)
+        await trio.lowlevel.checkpoint_if_cancelled()  # no handler starts in a client that is cancelled
+        while await work.work():
+            await checkpoint()  # handlers that never wait must not keep the other tasks from their work
+            if self._queue:
+                await work.speak()
+                self._queue.append(work)
+                return

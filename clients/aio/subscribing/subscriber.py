@@ -298,13 +298,14 @@ class AsyncSubscriber(AsyncSubscriberBase):
 
     async def _leave(self, patience: float) -> None:
         try:
-            await self._wait_for(lambda: not self._busy, patience)
-            self.cancel_handlers()
-            await self._link.post(self._compose_farewell)
-            await self._wait_for(lambda: self._membership.out, self._patience)
-            with self._changed:
-                self._membership.lost()  # what is handled late is not told any more
-            await self._on_end()
+            with shielded():  # it leaves in good order in any case
+                await self._wait_for(lambda: not self._busy, patience)
+                self.cancel_handlers()
+                await self._link.post(self._compose_farewell)
+                await self._wait_for(lambda: self._membership.out, self._patience)
+                with self._changed:
+                    self._membership.lost()  # what is handled late is not told any more
+                await self._on_end()
         except QBError as error:
             log.warning("after leaving subscription %s: %s", self.subscription_id, error)
         finally:

@@ -298,13 +298,14 @@ class Subscriber(SubscriberBase):
 
     def _leave(self, patience: float) -> None:
         try:
-            self._wait_for(lambda: not self._busy, patience)
-            self.cancel_handlers()
-            self._link.post(self._compose_farewell)
-            self._wait_for(lambda: self._membership.out, self._patience)
-            with self._changed:
-                self._membership.lost()  # what is handled late is not told any more
-            self._on_end()
+            with shielded():  # it leaves in good order in any case
+                self._wait_for(lambda: not self._busy, patience)
+                self.cancel_handlers()
+                self._link.post(self._compose_farewell)
+                self._wait_for(lambda: self._membership.out, self._patience)
+                with self._changed:
+                    self._membership.lost()  # what is handled late is not told any more
+                self._on_end()
         except QBError as error:
             log.warning("after leaving subscription %s: %s", self.subscription_id, error)
         finally:
