@@ -102,8 +102,8 @@ def _spark() -> Iterator[Case]:
         return
     from pyspark_qb.arrow.decoding import Decoder, FrameChunk
     from pyspark_qb.arrow.encoding import encode
+    from pyspark_qb.arrow.row_columns import Columns
     from pyspark_qb.arrow.rows import read_rows
-    from pyspark_qb.write.row_columns import Columns
 
     decoder = Decoder("orders", 0, ("value", "offset", "timestamp", "key"))
     for name, bodies in (("uniform", UNIFORM * 10), ("mixed-lengths", MIXED * 10)):

@@ -70,8 +70,10 @@ def register(spark: SparkSession) -> None:
 def session(app_name: str = "qb", master: str | None = None, **config: Any) -> SparkSession:
     """Return a Spark session whose workers run this very Python, and that knows `format("qb")`.
 
-    Without Java on this machine it uses the one that the extra `spark-jvm` brings. See pyspark_qb.spark_sessions.
+    Without Java on this machine it uses the one that the extra `spark-jvm` brings. See pyspark_qb.sessions.
     """
-    from pyspark_qb.spark_sessions import start
+    from pyspark_qb.sessions.spark_sessions import start
 
-    return start(app_name, master, config)
+    spark = start(app_name, master, config)
+    register(spark)
+    return spark

@@ -25,9 +25,9 @@ from pyspark.sql.streaming.listener import (
 from pyspark.sql.streaming.query import StreamingQuery
 
 import pyspark_qb
+from pyspark_qb.options.spark_errors import SparkUseError
+from pyspark_qb.options.spark_options import ADDRESS
 from pyspark_qb.read.query_offsets import from_json
-from pyspark_qb.spark_errors import SparkUseError
-from pyspark_qb.spark_options import ADDRESS
 from qb import BrokerClient
 from qb.clients.protocol.client_errors import QBError
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
+from pyspark_qb.arrow.bounds import Bounds
 from pyspark_qb.arrow.frame_columns import UniformMessages, uniform_messages
 from pyspark_qb.arrow.property_columns import PropertyColumns, SameProperties, property_columns
 from pyspark_qb.arrow.spans import Bytes, Numbers, gather, spans
-from pyspark_qb.read.bounds import Bounds
 from qb.core.wire.frames import HEAD, OVERHEAD, MessageType
 
 # qb.core.wire.frames.HEAD for numpy; a test proves that they are the same

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_qb.arrow.rows import BYTES, Rows
-from pyspark_qb.spark_errors import BadColumns
+from pyspark_qb.options.spark_errors import BadColumns
 from qb.clients.protocol.client_errors import MessageTooLarge
 from qb.clients.protocol.publish_frames import check_size
 from qb.core.wire.errors import BadRequest, Code

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_qb.spark_errors import BadColumns
-from pyspark_qb.write.row_columns import Columns
+from pyspark_qb.arrow.row_columns import Columns
+from pyspark_qb.options.spark_errors import BadColumns
 
 BYTES = pa.large_binary()  # 64-bit positions: the frames of a batch may be longer than the batch
 JSON = msgspec.json.Encoder(decimal_format="number")

@@ -8,12 +8,12 @@ from contextlib import closing
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from pyspark_qb.options.spark_options import SourceOptions
 from pyspark_qb.read.broker_logs import BrokerLogs
 from pyspark_qb.read.directory_logs import DirectoryLogs
 from pyspark_qb.read.filters import PushedFilters, push
 from pyspark_qb.read.logs import Logs, Slice
 from pyspark_qb.read.query_offsets import OffsetRange, checked, ranges, resolve, split
-from pyspark_qb.spark_options import SourceOptions
 
 
 class BatchReader(DataSourceReader):

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from pyspark_qb.arrow.decoding import FrameChunk
+from pyspark_qb.options.spark_options import Address, SourceOptions
 from pyspark_qb.read.fetches import Fetches, again_if_lost, log
 from pyspark_qb.read.logs import Slice, chosen
 from pyspark_qb.read.query_offsets import OffsetRange, Places, TopicPartition
-from pyspark_qb.spark_options import Address, SourceOptions
 from qb.clients.blocking.client import BrokerClient
 from qb.clients.protocol.client_errors import LogDamaged, UnknownTopic
 from qb.clients.protocol.fetch_requests import PartitionExtent

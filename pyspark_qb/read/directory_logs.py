@@ -16,12 +16,12 @@ from pathlib import Path
 
 import msgspec
 
+from pyspark_qb.options.spark_errors import BadOption, DirectoryInUse
+from pyspark_qb.options.spark_options import SourceOptions
 from pyspark_qb.read.logs import Slice, chosen
 from pyspark_qb.read.query_offsets import OffsetRange, TopicPartition
 from pyspark_qb.read.segment_reader import SegmentFiles, opened
 from pyspark_qb.read.segment_slices import cut, segments_of
-from pyspark_qb.spark_errors import BadOption, DirectoryInUse
-from pyspark_qb.spark_options import SourceOptions
 from qb.clients.protocol.fetch_requests import PartitionExtent
 from qb.storage.files import CannotOpen
 from qb.storage.stages.transaction_records import KEY, TransactionRecord

@@ -8,8 +8,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
+from pyspark_qb.options.spark_errors import DataLost
 from pyspark_qb.read.query_offsets import OffsetRange
-from pyspark_qb.spark_errors import DataLost
 from qb.clients.blocking.offsets_and_groups import OffsetAndGroupMethods
 from qb.clients.protocol.client_errors import ConnectionLost, OffsetOutOfRange, QBError
 from qb.clients.protocol.fetch_requests import BulkFetchRequest, RawFetched

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import datasource as ds
 
-from pyspark_qb.read.bounds import Bounds
+from pyspark_qb.arrow.bounds import Bounds
 from pyspark_qb.read.query_offsets import OffsetRange, TopicPartition
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

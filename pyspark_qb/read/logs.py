@@ -10,8 +10,8 @@ from typing import Protocol
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from pyspark_qb.arrow.bounds import Bounds
 from pyspark_qb.arrow.decoding import Decoder, FrameChunk
-from pyspark_qb.read.bounds import Bounds
 from pyspark_qb.read.query_offsets import OffsetRange, TopicPartition
 from qb.clients.protocol.fetch_requests import PartitionExtent
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from pyspark_qb.spark_errors import BadOption, DataLost
-from pyspark_qb.spark_options import EARLIEST, LATEST, Offsets
+from pyspark_qb.options.spark_errors import BadOption, DataLost
+from pyspark_qb.options.spark_options import EARLIEST, LATEST, Offsets
 from qb.clients.protocol.fetch_requests import PartitionExtent
 
 BEGUN = "(begun)"  # no topic can be called this

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
+from pyspark_qb.options.spark_errors import BadOption
+from pyspark_qb.options.spark_options import source_options
 from pyspark_qb.read.source_columns import full_schema, wanted_columns
-from pyspark_qb.spark_errors import BadOption
-from pyspark_qb.spark_options import source_options
 
 PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
 

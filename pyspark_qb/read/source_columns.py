@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import types as t
 
-from pyspark_qb.spark_errors import BadColumns
+from pyspark_qb.options.spark_errors import BadColumns
 
 PROPERTIES = "properties"
 COLUMNS: dict[str, t.DataType] = {

@@ -13,7 +13,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from pyspark_qb.read.bounds import Bounds
+from pyspark_qb.arrow.bounds import Bounds
+from pyspark_qb.options.spark_errors import DataLost
+from pyspark_qb.options.spark_options import SourceOptions
 from pyspark_qb.read.broker_logs import BrokerLogs
 from pyspark_qb.read.fetches import log
 from pyspark_qb.read.logs import Slice
@@ -29,8 +31,6 @@ from pyspark_qb.read.query_offsets import (
     split,
     to_json,
 )
-from pyspark_qb.spark_errors import DataLost
-from pyspark_qb.spark_options import SourceOptions
 from qb.clients.protocol.client_errors import QBError
 from qb.clients.protocol.fetch_requests import PartitionExtent
 

@@ -11,11 +11,11 @@ from time import time_ns
 import pyarrow as pa
 
 from pyspark_qb.arrow.encoding import encode
+from pyspark_qb.arrow.row_columns import Columns
 from pyspark_qb.arrow.rows import read_rows
-from pyspark_qb.spark_errors import SparkUseError
-from pyspark_qb.spark_options import SinkOptions
+from pyspark_qb.options.spark_errors import SparkUseError
+from pyspark_qb.options.spark_options import SinkOptions
 from pyspark_qb.write.routing import FrameRun, Gatherer, Router, runs_of
-from pyspark_qb.write.row_columns import Columns
 from pyspark_qb.write.tasks import StagedRows
 from qb.clients.blocking.client import BrokerClient
 from qb.clients.protocol.client_errors import QBError, RequestRefused

@@ -19,9 +19,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from pyspark_qb.spark_errors import BadOption, NoBatch
-from pyspark_qb.spark_options import SinkOptions, sink_options
-from pyspark_qb.write.row_columns import Columns, columns_of
+from pyspark_qb.arrow.row_columns import Columns, columns_of
+from pyspark_qb.options.spark_errors import BadOption, NoBatch
+from pyspark_qb.options.spark_options import SinkOptions, sink_options
 from pyspark_qb.write.tasks import StagedRows, connected
 from qb.clients.protocol.client_errors import QBError
 from qb.clients.protocol.staged_messages import ABORT_PATIENCE

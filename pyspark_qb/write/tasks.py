@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from pyspark_qb.spark_options import SinkOptions
+from pyspark_qb.options.spark_options import SinkOptions
 from qb.clients.blocking.client import BrokerClient
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark_qb.read.bounds import Bounds
+from pyspark_qb.arrow.bounds import Bounds
 from pyspark_qb.read.logs import Slice
 from pyspark_qb.read.source import stream_reader
 from pyspark_qb.read.source_columns import COLUMNS, full_schema

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from pyspark_qb.arrow.bounds import Bounds
 from pyspark_qb.arrow.decoding import EVER, HEADS, LAST_MS, Decoder, FrameChunk, NotStored
 from pyspark_qb.arrow.frame_columns import uniform_messages
-from pyspark_qb.read.bounds import Bounds
 from pyspark_qb.read.source_columns import COLUMNS, full_schema
 from qb.core.wire.errors import PeerMisbehaved
 from qb.core.wire.frames import HEAD, RESERVED, Frame, MessageType, decode_frame, encode_frame

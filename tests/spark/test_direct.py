@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from pyspark.errors import PySparkException
 
-from pyspark_qb.read.bounds import Bounds
+from pyspark_qb.arrow.bounds import Bounds
+from pyspark_qb.options.spark_errors import BadOption, DirectoryInUse
+from pyspark_qb.options.spark_options import source_options
 from pyspark_qb.read.directory_logs import DirectoryLogs
 from pyspark_qb.read.query_offsets import OffsetRange, TopicPartition, split
-from pyspark_qb.spark_errors import BadOption, DirectoryInUse
-from pyspark_qb.spark_options import source_options
 from qb import BrokerClient
 from qb.clients.protocol.fetch_requests import PartitionExtent
 from qb.core.wire.errors import LogDamaged

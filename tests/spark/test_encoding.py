@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from pyspark_qb.arrow import encoding
 from pyspark_qb.arrow.encoding import encode
+from pyspark_qb.arrow.row_columns import Columns
 from pyspark_qb.arrow.rows import read_rows
-from pyspark_qb.spark_errors import BadColumns
+from pyspark_qb.options.spark_errors import BadColumns
 from pyspark_qb.write import routing
 from pyspark_qb.write.routing import FrameRun, Gatherer, Router
-from pyspark_qb.write.row_columns import Columns
 from qb.clients.protocol.client_errors import MessageTooLarge, UnknownPartition
 from qb.core.wire.frames import HEAD, Frame
 from tests.support.peers import stored_messages

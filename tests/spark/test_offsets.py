@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyspark_qb.options.spark_errors import BadOption, DataLost
 from pyspark_qb.read.query_offsets import (
     ROWS_PER_TASK,
     OffsetRange,
@@ -22,7 +23,6 @@ from pyspark_qb.read.query_offsets import (
     split,
     to_json,
 )
-from pyspark_qb.spark_errors import BadOption, DataLost
 from qb.clients.protocol.fetch_requests import PartitionExtent
 
 partitions = st.builds(TopicPartition, st.sampled_from(["a", "b-c", "Z.9"]), st.integers(0, 12))

@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
-from pyspark_qb.spark_errors import BadOption
-from pyspark_qb.spark_options import (
+from pyspark_qb.options.spark_errors import BadOption
+from pyspark_qb.options.spark_options import (
     EARLIEST,
     Address,
     SinkOptions,

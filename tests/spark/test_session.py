@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import pyspark_qb
-from pyspark_qb.java import ensure_java
-from pyspark_qb.spark_errors import NoJava
+from pyspark_qb.options.spark_errors import NoJava
+from pyspark_qb.sessions.java import ensure_java
 from tests.spark.conftest import QUICK
 from tests.support.brokers import ROOT, BrokerProcess
 from tests.support.dealing import SPARK, share_of

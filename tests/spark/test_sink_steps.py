@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 
-from pyspark_qb.spark_errors import NoBatch
-from pyspark_qb.spark_options import SinkOptions, sink_options
+from pyspark_qb.arrow.row_columns import Columns
+from pyspark_qb.options.spark_errors import NoBatch
+from pyspark_qb.options.spark_options import SinkOptions, sink_options
 from pyspark_qb.write import sink
-from pyspark_qb.write.row_columns import Columns
 from pyspark_qb.write.row_publisher import RowPublisher
 from pyspark_qb.write.sink import Sink, StreamSink, TaskDone
 from pyspark_qb.write.tasks import StagedRows, connected

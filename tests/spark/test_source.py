@@ -12,8 +12,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from pyspark_qb.options.spark_errors import BadOption, DataLost
 from pyspark_qb.read.query_offsets import TopicPartition, from_json
-from pyspark_qb.spark_errors import BadOption, DataLost
 from qb import BrokerClient
 from qb.clients.protocol.client_errors import BrokerUnavailable
 from tests.spark.source_tools import (

@@ -10,12 +10,12 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import datasource as ds
 
-from pyspark_qb.read.bounds import LEAST, MOST, Bounds
+from pyspark_qb.arrow.bounds import LEAST, MOST, Bounds
+from pyspark_qb.options.spark_options import Address
 from pyspark_qb.read.broker_logs import BrokerSlice, connected
 from pyspark_qb.read.fetches import Fetches
 from pyspark_qb.read.filters import PushedFilters, push
 from pyspark_qb.read.query_offsets import OffsetRange, TopicPartition
-from pyspark_qb.spark_options import Address
 from qb import BrokerClient
 from tests.spark.source_tools import bodies, values
 from tests.support.waiting import wait_until

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
 
-from pyspark_qb.spark_errors import BadOption
+from pyspark_qb.options.spark_errors import BadOption
 from qb.core.wire.errors import BadName
 from qb.core.wire.names import check_name, check_transaction
 from qb.core.wire.value_kinds import BOOLEAN, INTEGER, SECONDS, TEXT, Kind, one_of

@@ -9,8 +9,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from pyspark_qb import register
-from pyspark_qb.java import ensure_java
+from pyspark_qb.sessions.java import ensure_java
 
 
 def start(app_name: str, master: str | None, config: Mapping[str, Any]) -> SparkSession:
@@ -26,9 +25,7 @@ def start(app_name: str, master: str | None, config: Mapping[str, Any]) -> Spark
         builder = builder.master(master)
     for name, value in config.items():
         builder = builder.config(name, _as_text(value))
-    spark = builder.getOrCreate()
-    register(spark)
-    return spark
+    return builder.getOrCreate()
 
 
 def _as_text(value: Any) -> str:

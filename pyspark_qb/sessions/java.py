@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from pyspark_qb.spark_errors import NoJava
+from pyspark_qb.options.spark_errors import NoJava
 
 SCRIPT = """#!/bin/sh
 for argument do

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from pyspark.sql import types as t
 
-from pyspark_qb.spark_errors import BadColumns
-from pyspark_qb.spark_options import SinkOptions
+from pyspark_qb.options.spark_errors import BadColumns
+from pyspark_qb.options.spark_options import SinkOptions
 
 TEXT_OR_BYTES = (t.StringType, t.BinaryType, t.CharType, t.VarcharType)
 WHOLE = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)

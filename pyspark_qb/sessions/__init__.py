@@ -1,0 +1,1 @@
+"""Spark sessions that can run `format("qb")`."""
