@@ -28,7 +28,7 @@ from qb.core.wire.clock import now_ms
 from qb.core.wire.errors import BadRequest, BrokerError, UnknownPartition, UnknownTopic
 from qb.core.wire.frames import MessageType, encode_frame, encode_properties, too_large
 from qb.core.wire.message_rules import check_own_properties
-from qb.core.wire.names import check_name
+from qb.core.wire.names import DEAD_LETTERS, check_name
 from qb.core.wire.staged_frames import check_messages
 from qb.storage.engine import AppendRun, Done, Engine, PartitionLog, Topic
 
@@ -58,8 +58,13 @@ class AppendService:
 
     # Where a message may go
 
-    def topic(self, name: str) -> Topic:
-        """Return a topic for messages to be appended to. Raises UnknownTopic, or BadName if it cannot be a name."""
+    def topic(self, name: str, *, by_broker: bool = False) -> Topic:
+        """Return a topic for messages of a peer, or of the broker itself, to be appended to.
+
+        Raises UnknownTopic, BadName if it cannot be a name, BadRequest for one that only the broker writes.
+        """
+        if name.endswith(DEAD_LETTERS) and not by_broker:
+            raise BadRequest(f"only the broker writes to {name[:80]!r}, for dead letters; publish to another topic")
         known = self._engine.topics().get(name)
         if known is None:
             raise UnknownTopic(check_name("topic", name))
@@ -69,15 +74,22 @@ class AppendService:
         """Say whether a topic is missing and is made by the first message for it."""
         return self._settings.auto_create_topics and name not in self._engine.topics()
 
-    async def open_topic(self, name: str) -> Topic:
+    async def open_topic(self, name: str, *, by_broker: bool = False) -> Topic:
         """Return a topic as topic() does, made if it is missing and may be. Raises BrokerError."""
-        if self.may_create(name):
-            await self._create_topic(name)
-        return self.topic(name)
+        try:
+            return self.topic(name, by_broker=by_broker)
+        except UnknownTopic:
+            if not self.may_create(name):
+                raise
+        await self._create_topic(name)
+        return self.topic(name, by_broker=by_broker)
 
     def route(self, name: str, partition: int | None, key: str | None) -> AppendTarget:
-        """Return where a message goes. Raises UnknownPartition, and as topic()."""
-        topic = self.topic(name)
+        """Return where a message of a peer goes. Raises UnknownPartition, and as topic()."""
+        return self._route(self.topic(name), partition, key)
+
+    def _route(self, topic: Topic, partition: int | None, key: str | None) -> AppendTarget:
+        name = topic.topic
         if partition is not None:
             if not 0 <= partition < topic.partitions:
                 raise UnknownPartition(name, partition, topic.partitions)
@@ -111,10 +123,12 @@ class AppendService:
 
     # Messages one by one
 
-    async def publish(self, topic: str, message: OutgoingMessage, timestamp_ms: int = 0) -> StoredReceipt:
+    async def publish(
+        self, topic: str, message: OutgoingMessage, timestamp_ms: int = 0, *, by_broker: bool = False
+    ) -> StoredReceipt:
         """Store one message and return when it is durable. Raises BrokerError; then nothing of it was kept."""
         try:
-            (outcome,) = await self.publish_many(topic, [message], timestamp_ms or now_ms())
+            (outcome,) = await self.publish_many(topic, [message], timestamp_ms or now_ms(), by_broker=by_broker)
         except BadBatchMessage as bad:
             raise bad.error from None
         if isinstance(outcome, BrokerError):
@@ -123,18 +137,24 @@ class AppendService:
 
     async def store_dead_letter(self, topic: str, body: bytes, key: str | None, properties: Mapping[str, str]) -> None:
         """Store a dead letter, in the first partition, and return when it is durable. Raises BrokerError."""
-        await self.publish(topic, OutgoingMessage(body, 0, key, properties))
+        await self.publish(topic, OutgoingMessage(body, 0, key, properties), by_broker=True)
 
     async def publish_many(
-        self, topic: str, messages: Sequence[OutgoingMessage], timestamp_ms: int, *, wait: bool = True
+        self,
+        topic: str,
+        messages: Sequence[OutgoingMessage],
+        timestamp_ms: int,
+        *,
+        wait: bool = True,
+        by_broker: bool = False,
     ) -> list[StoredReceipt | BrokerError]:
         """Store messages, all of that time, and return for each where it is or why it is not, when they are durable.
 
         Those of one partition are kept as a whole or not at all. Without `wait`, returns when the logs have taken them:
         the receipts then promise nothing. Raises BrokerError, BadBatchMessage; then nothing was kept.
         """
-        await self.open_topic(topic)
-        batches = await self._gather(topic, messages, timestamp_ms)
+        opened = await self.open_topic(topic, by_broker=by_broker)
+        batches = await self._gather(opened, messages, timestamp_ms)
         for batch in batches:
             await batch.log.wait_for_room()
             self.append(batch.log, batch.run(now_ms()), batch.done)
@@ -148,7 +168,9 @@ class AppendService:
                 outcomes[index] = batch.outcome(number, durability)
         return [outcomes[index] for index in range(len(messages))]
 
-    async def _gather(self, topic: str, messages: Sequence[OutgoingMessage], timestamp_ms: int) -> list[PartitionBatch]:
+    async def _gather(
+        self, topic: Topic, messages: Sequence[OutgoingMessage], timestamp_ms: int
+    ) -> list[PartitionBatch]:
         """Make frames of the messages and sort them by log. Raises BadBatchMessage."""
         known: dict[tuple[int | None, str | None], bytes] = {}  # the properties of messages that have none of their own
         batches: dict[PartitionLog, PartitionBatch] = {}
@@ -157,8 +179,8 @@ class AppendService:
                 body, partition, key, properties = message
                 encoded = None if properties else known.get((partition, key))
                 try:
-                    encoded = self._encode(topic, message, encoded)
-                    log = self.route(topic, partition, key).log
+                    encoded = self._encode(topic.topic, message, encoded)
+                    log = self._route(topic, partition, key).log
                 except BrokerError as error:
                     raise BadBatchMessage(index, error) from None
                 if not properties:

@@ -6,29 +6,33 @@ A letter is the message with its own properties, and beside them `dead.subscript
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import msgspec
 
+from qb.core.pacing import portions
 from qb.core.wire.frames import MAX_PROPERTIES, RESERVED, Frame, decode_frame, encode_properties
 from qb.storage.engine import Metadata, PartitionLog
 
 PREFIX = "dead."
 READ_BYTES = 1 << 20
+_NUMBER = re.compile(r"[0-9]{1,18}\Z")
 
 
-class DeadLetterView(msgspec.Struct, frozen=True, kw_only=True):
-    """A dead letter as tools see it."""
+class DeadLetterView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A dead letter as tools see it. One that is malformed says in `malformed` what is wrong with it."""
 
     number: int  # its offset in the dead-letter topic
     topic: str
-    partition: int
-    offset: int
+    partition: int  # -1 in a malformed one
+    offset: int  # -1 in a malformed one
     attempts: int
     reason: str
     time_ms: int
     key: str | None
     value: str  # the body as text; what is not UTF-8 is shown replaced
+    malformed: str | None = None  # why nobody can tell which message it is about; it can be purged, not retried
 
 
 class SettledLetters(msgspec.Struct, frozen=True):
@@ -91,10 +95,10 @@ class DeadLetterReader:
         at = max(log.first_offset, done.floor)
         while at < log.end_offset and len(letters) < most:
             chunk = await log.read(at, READ_BYTES)
-            frames = [decode_frame(chunk.data, position) for position in chunk.positions]
-            frames = [decode_frame(chunk.data, position) for position in chunk.positions]
-            found = [_letter(frame) for frame in frames if _belongs(frame, subscription_id)]
-            letters += [letter for letter in found if letter.number not in done]
+            async for portion in portions(chunk.positions):
+                frames = [decode_frame(chunk.data, position) for position in portion]
+                found = [_letter(frame) for frame in frames if _belongs(frame, subscription_id)]
+                letters += [letter for letter in found if letter.number not in done]
             at = chunk.next_offset
         return letters[:most]
 
@@ -104,15 +108,25 @@ def _belongs(frame: Frame, subscription_id: str) -> bool:
 
 
 def _letter(frame: Frame) -> DeadLetterView:
+    """Return a letter as tools see it, malformed or not: before only the broker wrote them, any peer could."""
     about = frame.properties
+    numbers = {name: _number(about.get(f"dead.{name}", "")) for name in ("partition", "offset", "attempts")}
+    missing = [f"dead.{name}" for name in ("topic", "reason") if f"dead.{name}" not in about]
+    wrong = missing + [f"dead.{name}" for name, number in numbers.items() if number is None]
     return DeadLetterView(
         number=frame.sequence_number,
-        topic=about["dead.topic"],
-        partition=int(about["dead.partition"]),
-        offset=int(about["dead.offset"]),
-        attempts=int(about["dead.attempts"]),
-        reason=about["dead.reason"],
+        topic=about.get("dead.topic", ""),
+        partition=-1 if wrong else numbers["partition"] or 0,
+        offset=-1 if wrong else numbers["offset"] or 0,
+        attempts=numbers["attempts"] or 0,
+        reason=about.get("dead.reason", ""),
         time_ms=frame.timestamp,
         key=about.get("key"),
         value=frame.body.decode(errors="replace"),
+        malformed=f"{' and '.join(wrong)} missing or not a number" if wrong else None,
     )
+
+
+def _number(text: str) -> int | None:
+    """Return a number as the broker writes one, or None."""
+    return int(text) if _NUMBER.match(text) else None

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import trio
 
+from qb.core.pacing import portions
 from qb.core.positions import resolve
 from qb.core.push.active_subscription import ActiveSubscription
 from qb.core.push.dead_letters import DeadLetterReader, DeadLetterView, properties_of
@@ -19,12 +20,13 @@ from qb.core.subscriptions.snapshot import SubscriptionSnapshot
 from qb.core.subscriptions.subscription import Subscription
 from qb.core.subscriptions.subscription_options import SubscriptionOptions, parse_options
 from qb.core.wire.clock import now_ms
-from qb.core.wire.errors import BadRequest, SubscriptionExists, TopicInUse, UnknownSubscription, UnknownTopic
-from qb.core.wire.names import check_name
+from qb.core.wire.errors import BadName, BadRequest, SubscriptionExists, TopicInUse, UnknownSubscription, UnknownTopic
+from qb.core.wire.names import LONGEST, check_name, check_subscription
 from qb.storage.engine import Engine, PartitionLog
 
 log = logging.getLogger("qb.subscriptions")
-ALL = 1_000_000  # letters that one retry or purge may name
+ALL = 1_000_000  # letters that one retry or purge finds
+NAMED = 10_000  # letters that one of them names
 
 MakeTopic = Callable[[str], Awaitable[None]]  # unless it exists
 # AppendService.store_dead_letter(): topic, body, key, properties.
@@ -99,6 +101,7 @@ class SubscriptionManager:
             known = self.deliveries.get(subscription_id)
             if known is not None:
                 return self._same(known, topic, wanted)
+            check_subscription(subscription_id)
             starts = {partition: await resolve(log, start_offset) for partition, log in logs.items()}
             made = Subscription(subscription_id, wanted, starts, random.Random())
             return await self._add(ActiveSubscription(subscription_id, topic, now_ms(), made, logs))
@@ -149,8 +152,8 @@ class SubscriptionManager:
             self.deliveries.add_partitions(active, logs)
 
     async def fork(self, subscription_id: str, new_id: str) -> dict[str, Any]:
-        """Make a subscription that stands exactly where another one stands. Raises SubscriptionExists."""
-        check_name("subscription", new_id)
+        """Make a subscription that stands exactly where another one stands. Raises SubscriptionExists, BadName."""
+        check_subscription(new_id)
         async with self._changing:
             source = self.active(subscription_id)
             if self.deliveries.get(new_id) is not None:
@@ -248,6 +251,11 @@ class SubscriptionManager:
             frame, active.name, active.topic, letter.partition, letter.attempts, letter.reason
         )
         target = active.subscription.options.dead_letters_of(active.name)
+        if len(target) > LONGEST:  # its id is from before there was a limit on ids
+            raise BadName(
+                f"subscription {active.name!r} has no dead-letter topic, since its id is too long to have the default "
+                "one: replace it by one with the option dead_letter_topic"
+            )
         if target not in self._engine.topics():
             async with self._changing:
                 active.check_in_service()
@@ -263,11 +271,19 @@ class SubscriptionManager:
         return await self._dead_letters.read(active.name, self._engine.log(target, 0), max)
 
     async def retry_dead_letters(self, subscription_id: str, numbers: list[int] | None = None) -> dict[str, int]:
-        """Deliver dead-lettered messages again, to this subscription alone."""
+        """Deliver dead-lettered messages again, to this subscription alone; returns how many.
+
+        Letters that are malformed are left where they are. Raises BadRequest if one is named, or one that is not there.
+        """
         active = self.active(subscription_id)
-        letters = await self._chosen(subscription_id, numbers)
-        for letter in letters:
-            active.subscription.retry(letter.partition, letter.offset, letter.key)
+        chosen = await self._chosen(subscription_id, numbers)
+        malformed = [letter for letter in chosen if letter.malformed or letter.partition not in active.logs]
+        if malformed and numbers is not None:
+            raise BadRequest(f"dead letter {malformed[0].number} is malformed and cannot be retried; purge it")
+        letters = [letter for letter in chosen if letter not in malformed] if malformed else chosen
+        async for portion in portions(letters):
+            for letter in portion:
+                active.subscription.retry(letter.partition, letter.offset, letter.key)
         await self.deliveries.save(active)
         active.check_in_service()
         await self._dead_letters.note_done(active.name, [letter.number for letter in letters])
@@ -286,6 +302,8 @@ class SubscriptionManager:
         letters = await self.dead_letters(subscription_id, ALL)
         if numbers is None:
             return letters
+        if len(numbers) > NAMED:
+            raise BadRequest(f"{len(numbers)} dead letters are too many for one request: name at most {NAMED}, or all")
         known = {letter.number: letter for letter in letters}
         missing = [number for number in numbers if number not in known]
         if missing:

@@ -12,6 +12,7 @@ import msgspec
 
 from qb.core.wire.argument_errors import in_words
 from qb.core.wire.errors import BadRequest
+from qb.core.wire.names import DEAD_LETTERS
 
 LONGEST = 7 * 24 * 3600.0  # no deadline, delay or extension is longer than a week
 LARGEST_WINDOW = 100_000
@@ -70,7 +71,7 @@ class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
     def dead_letters_of(self, subscription_id: str) -> str:
         """Return the topic for this subscription's dead letters."""
-        return self.dead_letter_topic or f"{subscription_id}.dead-letters"
+        return self.dead_letter_topic or subscription_id + DEAD_LETTERS
 
 
 def parse_options(given: Mapping[str, Any]) -> SubscriptionOptions:

@@ -12,8 +12,6 @@ from qb.core.wire.frames import RESERVED
 FRAME_FIELDS = frozenset({"topic", "partition", "key", "client_id", "publisher_id"})
 NOT_IN_FRAMES = RESERVED - FRAME_FIELDS  # names that only the broker writes into a frame
 
-DEAD_LETTERS = ".dead-letters"  # the end of the name of a default dead-letter topic
-
 
 def reserved_property(name: str) -> str:
     """Return the words for a property of a user that has a reserved name."""

@@ -307,3 +307,14 @@ async def test_a_frame_carries_the_fields_that_are_its_own(a_broker):
         fields = {"partition": "0", "key": "k", "client_id": "c", "publisher_id": "p"}
         assert (await (await connect()).publish("a", b"x", **fields)).properties["status"] == "success"
         assert await refused_stage(connect, "a", fields) is None
+
+
+@pytest.mark.parametrize("auto_create_topics", [False, True])
+@pytest.mark.parametrize("way_in", FRAMES + OTHERS)
+async def test_only_the_broker_writes_to_default_dead_letter_topics(a_broker, way_in, auto_create_topics):
+    async with a_broker(auto_create_topics=auto_create_topics) as connect:
+        words = "only the broker writes to 's.dead-letters', for dead letters; publish to another topic"
+        assert words in await way_in(connect, "s.dead-letters", {})
+        await (await connect.lines()).data("createTopic", topic="s.dead-letters")
+        assert words in await way_in(connect, "s.dead-letters", {})
+        assert connect.broker.topics.log("s.dead-letters", 0).next_offset == 0
