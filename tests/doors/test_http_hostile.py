@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.doors.test_hostile_peers import memory
 from tests.support.brokers import BrokerProcess, free_port
+from tests.support.bystanders import memory
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
