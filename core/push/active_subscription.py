@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import msgspec
+import trio
 
 from qb.core.push.delivery_sinks import DeliverySink
 from qb.core.push.stored_slices import READ_BYTES
 from qb.core.subscriptions.messages.deadlines import NEVER
 from qb.core.subscriptions.push_decisions import DeadLetterDecision, Decision
-from qb.core.subscriptions.snapshot import SubscriptionSnapshot
+from qb.core.subscriptions.snapshot import SnapshotChanges
 from qb.core.subscriptions.subscription import Subscription
 from qb.core.wire.errors import UnknownSubscription
 from qb.storage.engine import PartitionLog, StoredChunk
@@ -21,7 +22,7 @@ from qb.storage.faults import Fault
 class SaveSchedule:
     """When a subscription is to be saved."""
 
-    __slots__ = ("active", "began", "due", "fault", "took")
+    __slots__ = ("active", "began", "due", "fault", "took", "waiters")
 
     def __init__(self, active: ActiveSubscription) -> None:
         self.active = active
@@ -29,14 +30,34 @@ class SaveSchedule:
         self.began = 0.0  # when its last snapshot was taken
         self.took = 0.0  # seconds that taking it cost
         self.fault = Fault(f"saving of subscription {active.name}")
+        self.waiters: list[SaveWaiter] = []  # for the next snapshot that is taken
+
+
+class SaveWaiter:
+    """A task that waits until a snapshot is durable."""
+
+    def __init__(self) -> None:
+        self._done = trio.Event()
+        self._error: Exception | None = None
+
+    def end(self, error: Exception | None) -> None:
+        """Let it go on; with an error if the snapshot could not be taken or stored."""
+        self._error = error
+        self._done.set()
+
+    async def wait(self) -> None:
+        """Return when the snapshot is durable. Raises what kept it from being so."""
+        await self._done.wait()
+        if self._error is not None:
+            raise self._error
 
 
 class PendingSave(NamedTuple):
-    """A snapshot on its way to the disk."""
+    """What has changed in a subscription, on its way to the disk."""
 
     active: ActiveSubscription
-    number: int  # of the snapshot
-    value: dict[str, object]  # what the metadata keeps
+    changes: SnapshotChanges
+    waiters: list[SaveWaiter]
 
 
 class ActiveSubscription:
@@ -51,6 +72,7 @@ class ActiveSubscription:
         self.subscription = subscription
         self.logs = logs  # replaced as a whole, never changed: it may be iterated over while others run
         self.sinks: dict[str, DeliverySink] = {}
+        self.unread: OrderedDict[int, None] = OrderedDict()  # partitions that may have more to read, in turn, if joined
         self.delivered_messages = 0  # since the start
         self.delivered_bytes = 0
         self.service = Fault(f"subscription {name}")  # while it has one, it is suspended
@@ -73,11 +95,6 @@ class ActiveSubscription:
         if self.gone:
             raise UnknownSubscription(self.name)
 
-    @property
-    def key(self) -> str:
-        """Where the metadata keeps it."""
-        return f"subscription/{self.name}"
-
     def bytes_for(self, count: int) -> int:
         """Estimate the size in bytes of `count` messages, so that no more is read than is wanted."""
         return min(READ_BYTES, int(count * self._message_bytes) + 1)
@@ -92,10 +109,9 @@ class ActiveSubscription:
         return {partition: log.end_offset for partition, log in self.logs.items()}
 
     def to_save(self) -> PendingSave:
-        """Return what is to be made durable: the state as it is now."""
-        snapshot: SubscriptionSnapshot = self.subscription.snapshot()
-        value = {"topic": self.topic, "created_ms": self.created_ms, "snapshot": msgspec.to_builtins(snapshot)}
-        return PendingSave(self, self.subscription.snapshots, value)
+        """Return what is to be made durable: what has changed since the last time, for those that wait for it."""
+        waiters, self.saving.waiters = self.saving.waiters, []
+        return PendingSave(self, self.subscription.changes(), waiters)
 
 
 class PushRound(NamedTuple):

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import trio
 
-from qb.core.push.active_subscription import ActiveSubscription, PendingSave, SaveSchedule
+from qb.core.push.active_subscription import ActiveSubscription, PendingSave, SaveSchedule, SaveWaiter
+from qb.core.push.saved_subscriptions import changed
 from qb.core.subscriptions.messages.deadlines import NEVER, Deadlines
 from qb.core.subscriptions.save_urgency import SaveUrgency
-from qb.core.wire.errors import BrokerError, Internal
+from qb.core.wire.errors import BrokerError, Internal, UnknownSubscription
 from qb.storage.engine import Metadata
 from qb.storage.faults import Faults
 
@@ -90,12 +92,12 @@ class CursorSaver:
         """Save all that is due, unless a transaction is under way."""
         if self._under_way:
             return
-        due = [saving.active for saving in self._deadlines.pop_due(now) if not saving.active.gone]
+        due = [saving.active for saving in self._deadlines.pop_due(now)]
         saves = [save for active in due if (save := self._snapshot_or_retry(active, now))]
         if saves:
             self._under_way = True
             try:
-                self._metadata.put_then({save.active.key: save.value for save in saves}, partial(self._ended, saves))
+                self._metadata.put_then(_values(saves), partial(self._ended, saves))
             except Exception as error:
                 for save in saves:
                     save.active.saving.fault.note(error)
@@ -104,29 +106,43 @@ class CursorSaver:
     def _snapshot_or_retry(self, active: ActiveSubscription, now: float) -> PendingSave | None:
         """Return the state of a subscription to be saved; if that fails it is tried again, and the others are saved."""
         try:
+            active.check_in_service()
             return self._take(active, now)
+        except UnknownSubscription as gone:
+            self._end(active.saving.waiters, gone)
         except Exception as error:
             self._retry_later(active, error)
-            return None
+        return None
 
     def _retry_later(self, active: ActiveSubscription, error: Exception) -> None:
         self._deadlines.set(active.saving, trio.current_time() + active.saving.fault.note(error))
+        self._end(active.saving.waiters, error)
         self._set_timer()
+
+    @staticmethod
+    def _end(waiters: list[SaveWaiter], error: Exception | None) -> None:
+        for waiter in waiters:
+            waiter.end(error)
+        waiters.clear()
 
     def _ended(self, saves: Sequence[PendingSave], error: BrokerError | None) -> None:
         try:
             if error is not None:  # the metadata has logged it
                 self._retry_saves(saves)
-                return
             for save in saves:
+                self._end(save.waiters, error)
                 with self._faults.contained(f"the end of a save of subscription {save.active.name}"):
-                    save.active.saving.fault.end()
-                    if save.active.subscription.saved(save.number):
-                        self._serve(save.active)
+                    if error is None:
+                        self._saved(save)
         finally:
             self._under_way = False
             self._begin(trio.current_time())
             self._set_timer()
+
+    def _saved(self, save: PendingSave) -> None:
+        save.active.saving.fault.end()
+        if save.active.subscription.saved(save.changes.number):
+            self._serve(save.active)
 
     async def save(self, active: ActiveSubscription) -> None:
         """Return when the state as it is now is durable. Raises BrokerError, and then tries again by itself.
@@ -134,21 +150,20 @@ class CursorSaver:
         Raises UnknownSubscription if it has been removed: nothing of it may come back.
         """
         active.check_in_service()
-        save = self._take(active, trio.current_time())
-        try:
-            await self._metadata.put(active.key, save.value)
-        except BaseException:
-            self._retry_saves([save])
-            raise
-        active.saving.fault.end()
-        active.subscription.saved(save.number)
+        waiter = SaveWaiter()
+        active.saving.waiters.append(waiter)
+        now = trio.current_time()
+        self._deadlines.set(active.saving, now)
+        self._begin(now)
+        await waiter.wait()
 
     async def finish(self, subscriptions: Iterable[ActiveSubscription]) -> None:
         """Make durable what is out of date. Raises BrokerError."""
         for active in subscriptions:
             due = active.subscription.dirty or active.saving.due < NEVER
             if due and (save := self._snapshot_or_retry(active, trio.current_time())):
-                self._metadata.put_soon(active.key, save.value)
+                for key, value in changed(active.name, save.changes).items():
+                    self._metadata.put_soon(key, value)
         await self._metadata.flush()
 
     def _take(self, active: ActiveSubscription, now: float) -> PendingSave:
@@ -160,7 +175,13 @@ class CursorSaver:
 
     def _retry_saves(self, saves: Sequence[PendingSave]) -> None:
         self._not_before = trio.current_time() + RETRY
-        for active in (save.active for save in saves):
+        for active, changes, _ in saves:
+            active.subscription.not_saved(changes)
             if not active.gone and active.saving.due > self._not_before:
                 self._deadlines.set(active.saving, self._not_before)
         self._set_timer()
+
+
+def _values(saves: Sequence[PendingSave]) -> dict[str, Any]:
+    """Return what the metadata is to keep of all of them, by key."""
+    return {key: value for save in saves for key, value in changed(save.active.name, save.changes).items()}

@@ -8,7 +8,7 @@ A round that has to wait, for the disk or for a durable state, gets a task. An i
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 import trio
@@ -29,6 +29,7 @@ from qb.storage.measures import SECONDS, Histogram
 log = logging.getLogger("qb.deliveries")
 
 ROUNDS_NOW = 4  # in one step of the event loop; then others have their turn
+PARTITIONS_A_ROUND = 16  # that are read and share the windows; the others have their turn in the next rounds
 
 
 # Publishes a dead letter, given the stored frame that it is about; returns when it is durable.
@@ -78,7 +79,8 @@ class DeliveryRounds:
         for partition, each in new.items():
             active.subscription.add_partition(partition, 0)
             if active.unwatch:
-                active.unwatch.append(each.watch(lambda: self.serve(active)))
+                active.unwatch.append(each.watch(partial(self._published, active, partition)))
+        self.read_again(active, new)
         self.serve_soon(active)
 
     def join(self, active: ActiveSubscription, sink: DeliverySink, window: int | None, announces: bool) -> None:
@@ -102,11 +104,23 @@ class DeliveryRounds:
     def _watch_logs(self, active: ActiveSubscription) -> None:
         """Watch the logs while there are subscribers: a publish costs nothing for subscriptions without any."""
         if active.sinks and not active.unwatch:
-            active.unwatch = [each.watch(lambda: self.serve(active)) for each in active.logs.values()]
+            logs = active.logs.items()
+            active.unwatch = [each.watch(partial(self._published, active, partition)) for partition, each in logs]
+            self.read_again(active, active.logs)
         elif not active.sinks:
             for unwatch in active.unwatch:
                 unwatch()
             active.unwatch = []
+            active.unread.clear()
+
+    def read_again(self, active: ActiveSubscription, partitions: Iterable[int]) -> None:
+        """Look at these partitions in the next round: there may be messages that were not offered yet."""
+        if active.unwatch:
+            active.unread.update(dict.fromkeys(partitions))
+
+    def _published(self, active: ActiveSubscription, partition: int) -> None:
+        active.unread[partition] = None
+        self.serve(active)
 
     # Serving
 
@@ -223,16 +237,29 @@ class DeliveryRounds:
     # Reading
 
     def _wanted(self, active: ActiveSubscription) -> Iterator[tuple[int, PartitionLog, int, int]]:
-        """Yield where there are messages that could go out: partition, log, offset, and about how many bytes."""
+        """Yield where there are messages that could go out: partition, log, offset, and about how many bytes.
+
+        Only partitions that have moved since they were last read to their ends are looked at, some of them a round.
+        """
         for sink in active.sinks.values():
             active.subscription.block(sink.name, sink.full)
-        for partition, each in active.logs.items() if active.sinks else ():
-            wanted = active.subscription.wanted(partition)
+        room = active.subscription.room()
+        left = min(PARTITIONS_A_ROUND, len(active.unread)) if room else 0
+        share = -(-room // left) if left else 0
+        for _ in range(len(active.unread) if left else 0):
+            if not left or not active.unread:  # others run while one is read
+                return
+            partition = next(iter(active.unread))
+            active.unread.move_to_end(partition)
+            each, wanted = active.logs[partition], active.subscription.wanted(partition)
             if wanted and wanted.start < each.first_offset:
                 active.subscription.advance(partition, each.first_offset)
                 wanted = active.subscription.wanted(partition)
-            if wanted and wanted.start < each.end_offset:
-                yield partition, each, wanted.start, active.bytes_for(len(wanted))
+            if wanted.start >= each.end_offset:
+                del active.unread[partition]
+            elif wanted:
+                left -= 1
+                yield partition, each, wanted.start, active.bytes_for(min(len(wanted), share))
 
     def _read_recent(self, active: ActiveSubscription) -> dict[int, StoredChunk] | None:
         """Return what could go out, by partition, or None if memory does not have all of it."""

@@ -15,8 +15,8 @@ from qb.core.positions import resolve
 from qb.core.push.active_subscription import ActiveSubscription
 from qb.core.push.dead_letters import DeadLetterReader, DeadLetterView, properties_of
 from qb.core.push.delivery_rounds import DeliveryRounds
+from qb.core.push.saved_subscriptions import all_keys, key_of, load, value_of
 from qb.core.subscriptions.push_decisions import DeadLetterDecision
-from qb.core.subscriptions.snapshot import SubscriptionSnapshot
 from qb.core.subscriptions.subscription import Subscription
 from qb.core.subscriptions.subscription_options import SubscriptionOptions, parse_options
 from qb.core.wire.clock import now_ms
@@ -46,24 +46,21 @@ class SubscriptionManager:
         self._restore()
 
     def _restore(self) -> None:
-        for key, entry in self._engine.metadata.under("subscription/").items():
-            name, saved = key.partition("/")[2], entry.value
-            if saved["topic"] not in self._engine.topics():
-                self._forget(name, saved["topic"])
+        for saved in load(self._engine.metadata):
+            known = [partition.partition for partition in saved.snapshot.partitions]
+            if saved.topic not in self._engine.topics():
+                self._forget(saved.name, saved.topic, known)
                 continue
-            snapshot = msgspec.convert(saved["snapshot"], SubscriptionSnapshot)
-            restored = Subscription.restore(name, snapshot, trio.current_time(), random.Random())
-            known = {partition.partition for partition in snapshot.partitions}
-            for partition in self._logs(saved["topic"]).keys() - known:
+            logs = self._logs(saved.topic)
+            restored = Subscription.restore(saved.name, saved.snapshot, trio.current_time(), random.Random())
+            for partition in logs.keys() - set(known):
                 restored.add_partition(partition, 0)  # it was added, and the broker stopped before this was saved
-            self.deliveries.add(
-                ActiveSubscription(name, saved["topic"], saved["created_ms"], restored, self._logs(saved["topic"]))
-            )
+            self.deliveries.add(ActiveSubscription(saved.name, saved.topic, saved.created_ms, restored, logs))
 
-    def _forget(self, name: str, topic: str) -> None:
+    def _forget(self, name: str, topic: str, partitions: list[int]) -> None:
         """Remove what is kept of a subscription whose topic is gone."""
         log.warning("subscription %r is removed: its topic %r is gone", name, topic)
-        for key in _keys(name):
+        for key in all_keys(name, partitions):
             self._engine.metadata.put_soon(key, None)
 
     def _logs(self, topic: str) -> dict[int, PartitionLog]:
@@ -117,7 +114,8 @@ class SubscriptionManager:
     async def _add(self, active: ActiveSubscription) -> dict[str, Any]:
         """Put a new one into service, durably; to be called with the lock held, so that its topic stays."""
         with trio.CancelScope(shield=True):  # it is made as a whole, even if the caller is cancelled
-            await self._engine.metadata.put(active.key, active.to_save().value)
+            value = value_of(active.topic, active.created_ms, active.subscription.snapshot())
+            await self._engine.metadata.put(key_of(active.name), value)
         self.deliveries.add(active)
         self.deliveries.add_partitions(active, self._logs(active.topic))  # the topic may have grown meanwhile
         return self._summary(active)
@@ -143,7 +141,8 @@ class SubscriptionManager:
     async def _remove(self, subscriptions: list[ActiveSubscription], reason: str) -> None:
         for active in subscriptions:
             self.deliveries.remove(active, reason)
-        await self._engine.metadata.delete(*(key for active in subscriptions for key in _keys(active.name)))
+        keys = (key for active in subscriptions for key in all_keys(active.name, active.logs))
+        await self._engine.metadata.delete(*keys)
 
     def partitions_added(self, topic: str) -> None:
         """Serve the new partitions of a topic from their beginning."""
@@ -158,11 +157,9 @@ class SubscriptionManager:
             source = self.active(subscription_id)
             if self.deliveries.get(new_id) is not None:
                 raise SubscriptionExists(f"subscription {new_id!r} exists already")
-            snapshot = source.subscription.snapshot().forked()
+            snapshot = source.subscription.copy().forked()
             forked = Subscription.restore(new_id, snapshot, trio.current_time(), random.Random())
-            made = await self._add(ActiveSubscription(new_id, source.topic, now_ms(), forked, source.logs))
-            await self.deliveries.save(source)  # its snapshot was taken for another purpose
-        return made
+            return await self._add(ActiveSubscription(new_id, source.topic, now_ms(), forked, source.logs))
 
     # Looking
 
@@ -234,6 +231,7 @@ class SubscriptionManager:
         def move(subscription: Subscription) -> None:
             for number, offset in targets.items():
                 subscription.seek(number, offset)
+            self.deliveries.read_again(active, targets)
 
         return await self._changed(active, move)
 
@@ -309,8 +307,3 @@ class SubscriptionManager:
         if missing:
             raise BadRequest(f"subscription {subscription_id!r} has no dead letter {missing[0]}")
         return [known[number] for number in numbers]
-
-
-def _keys(name: str) -> tuple[str, str]:
-    """Return where the metadata keeps what belongs to a subscription."""
-    return f"subscription/{name}", f"dead/{name}"

@@ -36,8 +36,7 @@ def next_wakeup(state: SubscriptionState, now: float) -> float:
 
 
 def _has_work(state: SubscriptionState) -> bool:
-    fresh = any(cursor.next < cursor.end for cursor in state.cursors.values())
-    return bool(len(state.round_robin) and (fresh or state.queue.may_have_work() or state.isolated))
+    return bool(len(state.round_robin) and (state.fresh or state.queue.may_have_work() or state.isolated))
 
 
 def _deliveries(state: SubscriptionState, now: float) -> list[PushDecision]:
@@ -113,35 +112,52 @@ def _common(record: MessageRecord) -> tuple[int, int, bool]:
 
 
 def _offer_fresh(state: SubscriptionState, now: float, limit: int | None) -> list[PushDecision]:
-    """Share the open windows evenly among the partitions that have fresh messages at hand."""
-    backlogs = [cursor for cursor in state.rotation if cursor.next < cursor.end]
-    if not backlogs or state.waiting() >= MAX_WAITING:
+    """Share the open windows evenly among the partitions that have fresh messages at hand.
+
+    Where there are more of them than messages can go out, the partitions take turns.
+    """
+    if not state.fresh or state.waiting >= MAX_WAITING:
         return []
     room = state.round_robin.room() if limit is None else min(limit, state.round_robin.room())
     deliveries: list[PushDecision] = []
-    while backlogs and room > 0:
-        share = -(-room // len(backlogs))
-        for cursor in backlogs:
+    state.rounds += room > 0
+    while state.fresh and room > 0:
+        for cursor, share in _shares(state, room):
             count = min(share, room, cursor.end - cursor.next)
             room -= count
             deliveries += _lease_fresh(state, cursor, count, now)
-        backlogs = [cursor for cursor in backlogs if cursor.next < cursor.end]
-    state.rotation.append(state.rotation.pop(0))
     return deliveries
+
+
+def _shares(state: SubscriptionState, room: int) -> list[tuple[Cursor, int]]:
+    """Return the partitions whose turn it is, and how many messages each may send."""
+    chosen = list(islice(state.fresh.values(), room))
+    if len(chosen) < len(state.fresh):
+        for cursor in chosen:
+            state.fresh.move_to_end(cursor.partition)
+    first = state.rounds % len(chosen)
+    return [(cursor, -(-room // len(chosen))) for cursor in chosen[first:] + chosen[:first]]
 
 
 def _lease_fresh(state: SubscriptionState, cursor: Cursor, count: int, now: float) -> list[PushDecision]:
     distributed = state.round_robin.distribute(cursor.next, count)
-    cursor.next += count
+    state.move(cursor, cursor.next + count, cursor.end)
     for subscriber, run in distributed:
         state.lease(subscriber, cursor.partition, run, 1, recorded=False, now=now)
     return [PushDecision(subscriber.name, cursor.partition, (run,), 1) for subscriber, run in distributed]
 
 
+def room(state: SubscriptionState) -> int:
+    """Return how many fresh messages could go out now."""
+    if state.paused or state.waiting >= MAX_WAITING:
+        return 0
+    free = state.round_robin.room()
+    if state.breaker.open:
+        return 0 if state.queue.may_have_work() else min(free, 1)
+    return free
+
+
 def wanted(state: SubscriptionState, partition: int) -> range:
     """Return which fresh messages could go out beyond those at hand: read and offer them, as far as they exist."""
     cursor = state.cursor(partition)
-    room = 0 if state.paused or state.waiting() >= MAX_WAITING else state.round_robin.room()
-    if state.breaker.open:
-        room = 0 if state.queue.may_have_work() else min(room, 1)
-    return range(cursor.end, max(cursor.end, cursor.next + room))
+    return range(cursor.end, max(cursor.end, cursor.next + room(state)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.leases import Lease
-from qb.core.subscriptions.messages.message_records import MessageRecord, UnexplainedDeath
+from qb.core.subscriptions.messages.message_records import MessageRecord
 from qb.core.subscriptions.subscription_state import SubscriptionState
 from qb.core.wire.offset_runs import intersect
 
@@ -67,11 +67,11 @@ def died(state: SubscriptionState, name: str, now: float) -> None:
     records = _remove(state, subscriber)
     started = _maybe_started(records, named, subscriber.announces)
     if len(started) > 1:
-        _suspect(started, together=bool(named))
+        _suspect(state, started, together=bool(named))
     for record in records:
         if started == [record]:
             record.alone = True
-            record.charge_deaths()
+            state.charge_deaths(record)
             fail(state, record, f"{name} died while it had this message in hand", now)
         else:
             state.make_ready(record)
@@ -85,12 +85,11 @@ def _maybe_started(records: list[MessageRecord], named: set[tuple[int, int]], an
     return records
 
 
-def _suspect(suspects: list[MessageRecord], together: bool) -> None:
+def _suspect(state: SubscriptionState, suspects: list[MessageRecord], together: bool) -> None:
     """Charge no message yet. One that was named with others, or is suspect for the second time, goes out alone next."""
-    death = UnexplainedDeath()
     for record in suspects:
         record.alone = record.alone or together or bool(record.deaths)
-        record.deaths = (*record.suspicions, death)
+    state.suspect(suspects)
 
 
 def _remove(state: SubscriptionState, subscriber: JoinedSubscriber) -> list[MessageRecord]:

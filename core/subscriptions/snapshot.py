@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -67,19 +67,69 @@ def _without_past(partition: PartitionSnapshot) -> PartitionSnapshot:
     return PartitionSnapshot(partition.partition, partition.start, partition.next, runs)
 
 
+class SnapshotHead(msgspec.Struct, frozen=True):
+    """What is not of one partition, and changes."""
+
+    paused: bool
+    redelivered: int
+    dead_lettered: int
+
+
+class SnapshotChanges(NamedTuple):
+    """What has changed from one snapshot to the next."""
+
+    number: int  # of the snapshot
+    head: SnapshotHead | None  # None: it has not changed
+    partitions: list[PartitionSnapshot]
+
+
 def take(state: SubscriptionState) -> SubscriptionSnapshot:
     """Return what has to survive, and note that nothing has changed since."""
-    deaths: dict[int, int] = {}
-    partitions = [
-        PartitionSnapshot(cursor.partition, cursor.start, cursor.next, list(_open_runs(state, cursor, deaths)))
-        for cursor in state.cursors.values()
-    ]
-    state.dirty = False
-    state.snapshots += 1
+    _begin_next(state)
+    return whole(state)
+
+
+def whole(state: SubscriptionState) -> SubscriptionSnapshot:
+    """Return what has to survive."""
+    partitions = [_partition(state, cursor) for cursor in state.cursors.values()]
     return SubscriptionSnapshot(state.options, partitions, state.paused, state.redelivered, state.dead_lettered)
 
 
-def _open_runs(state: SubscriptionState, cursor: Cursor, deaths: dict[int, int]) -> Iterator[OpenRun]:
+def take_changes(state: SubscriptionState) -> SnapshotChanges:
+    """Return what has to survive of what has changed, and note that nothing has changed since."""
+    head = SnapshotHead(state.paused, state.redelivered, state.dead_lettered) if state.head_changed else None
+    partitions = [_partition(state, state.cursors[number]) for number in sorted(state.changed)]
+    _begin_next(state)
+    return SnapshotChanges(state.snapshots, head, partitions)
+
+
+def _begin_next(state: SubscriptionState) -> None:
+    state.changed, state.head_changed = set(), False
+    state.snapshots += 1
+
+
+def put_back(state: SubscriptionState, changes: SnapshotChanges) -> None:
+    """Let what could not be stored belong to the next changes, with the acks that are in them."""
+    state.changed |= {each.partition for each in changes.partitions}
+    state.head_changed = state.head_changed or changes.head is not None
+    for subscriber in state.subscribers.values():
+        subscriber.note_not_saved(changes.number, state.snapshots + 1)
+
+
+def merged(
+    base: SubscriptionSnapshot, head: SnapshotHead | None, partitions: Iterable[PartitionSnapshot]
+) -> SubscriptionSnapshot:
+    """Return a snapshot with what has changed since."""
+    changed = {each.partition: each for each in base.partitions} | {each.partition: each for each in partitions}
+    whole = msgspec.structs.replace(base, partitions=[each for _, each in sorted(changed.items())])
+    return whole if head is None else msgspec.structs.replace(whole, **msgspec.structs.asdict(head))
+
+
+def _partition(state: SubscriptionState, cursor: Cursor) -> PartitionSnapshot:
+    return PartitionSnapshot(cursor.partition, cursor.start, cursor.next, list(_open_runs(state, cursor)))
+
+
+def _open_runs(state: SubscriptionState, cursor: Cursor) -> Iterator[OpenRun]:
     for subscriber in state.subscribers.values():
         for lease in subscriber.leases(cursor.partition):
             if not lease.recorded:
@@ -87,7 +137,7 @@ def _open_runs(state: SubscriptionState, cursor: Cursor, deaths: dict[int, int])
                     yield OpenRun(run.start, len(run), run.step, lease.attempt)
 
     def history(record: MessageRecord) -> tuple[Any, ...]:
-        suspicions = tuple(deaths.setdefault(id(death), len(deaths) + 1) for death in record.suspicions)
+        suspicions = tuple(death.number for death in record.suspicions)
         return record.attempts, record.failures, suspicions, record.alone, record.reason, record.key
 
     records = sorted(cursor.records(), key=lambda record: record.offset)
@@ -109,6 +159,7 @@ def restore(name: str, snapshot: SubscriptionSnapshot, now: float, random: Rando
         for run in sorted(partition.open, key=lambda run: run.first):
             for offset in run.offsets:
                 _reopen(state, _record(partition.partition, offset, run, deaths), now)
+    state.deaths = max(deaths, default=0)
     return state
 
 
@@ -118,7 +169,8 @@ def _record(partition: int, offset: int, run: OpenRun, deaths: dict[int, Unexpla
     record.reason = run.reason
     record.alone = run.alone
     numbers = run.deaths if isinstance(run.deaths, tuple) else (run.deaths,) if run.deaths else ()
-    record.deaths = tuple(deaths.setdefault(number, UnexplainedDeath()) for number in numbers)
+    for number in numbers:
+        record.suspect_of(deaths.setdefault(number, UnexplainedDeath(number)))
     return record
 
 

@@ -14,13 +14,13 @@ from qb.core.subscriptions import failures, snapshot
 from qb.core.subscriptions import save_urgency as saving
 from qb.core.subscriptions import settlement as settle
 from qb.core.subscriptions import subscription_report as report
-from qb.core.subscriptions.messages.cursor import Cursor, Settlement
+from qb.core.subscriptions.messages.cursor import Settlement
 from qb.core.subscriptions.messages.deadlines import NEVER
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.message_records import MessagePlace, MessageRecord
 from qb.core.subscriptions.push_decisions import Decision
 from qb.core.subscriptions.save_urgency import SaveUrgency
-from qb.core.subscriptions.snapshot import SubscriptionSnapshot
+from qb.core.subscriptions.snapshot import SnapshotChanges, SubscriptionSnapshot
 from qb.core.subscriptions.subscription_options import (
     LARGEST_WINDOW,
     SubscriptionMode,
@@ -57,6 +57,10 @@ class Subscription:
         wakeup = delivery.next_wakeup(self._state, now)
         return None if wakeup == NEVER else wakeup
 
+    def room(self) -> int:
+        """Return how many fresh messages could go out now."""
+        return delivery.room(self._state)
+
     def wanted(self, partition: int) -> range:
         """Return the fresh messages that could be used: read them as far as they exist, and offer them."""
         return delivery.wanted(self._state, partition)
@@ -67,8 +71,20 @@ class Subscription:
         return self._state.dirty
 
     def snapshot(self) -> SubscriptionSnapshot:
-        """Return what must survive a restart; `dirty` is False until the next change."""
+        """Return all that must survive a restart; `dirty` is False until the next change."""
         return snapshot.take(self._state)
+
+    def copy(self) -> SubscriptionSnapshot:
+        """Return the same for another purpose; `dirty` stays as it is."""
+        return snapshot.whole(self._state)
+
+    def changes(self) -> SnapshotChanges:
+        """Return what of it has changed since the last snapshot, and count as one; `dirty` is then False."""
+        return snapshot.take_changes(self._state)
+
+    def not_saved(self, changes: SnapshotChanges) -> None:
+        """These changes could not be stored: they belong to the next ones, and so do the acks in them."""
+        snapshot.put_back(self._state, changes)
 
     @property
     def snapshots(self) -> int:
@@ -129,7 +145,7 @@ class Subscription:
         if self._state.keyed is not None:
             raise BadRequest("a key_shared subscription is offered keys")
         if first <= cursor.end < first + count:
-            cursor.end = first + count
+            self._state.move(cursor, cursor.next, first + count)
 
     def offer_keys(self, partition: int, first: int, keys: Sequence[str | None]) -> None:
         """The same for key_shared: the key, or None, of each message. Raises BadRequest."""
@@ -143,16 +159,15 @@ class Subscription:
             record = MessageRecord(partition, offset, key=keys[offset - first])
             state.keyed.admit(record)
             state.make_ready(record)
-        cursor.next = cursor.end = first + len(keys)
+        state.move(cursor, first + len(keys), first + len(keys))
 
     def advance(self, partition: int, first: int) -> None:
         """Retention has dropped everything below `first`: skip it. Raises BadRequest."""
         cursor = self._state.cursor(partition)
         self._state.forget(cursor, range(first))
         cursor.dropped = max(cursor.dropped, first)
-        cursor.next = max(cursor.next, first)
-        cursor.end = max(cursor.end, cursor.next)
-        self._state.dirty = True
+        upcoming = max(cursor.next, first)
+        self._state.move(cursor, upcoming, max(cursor.end, upcoming))
 
     # Subscribers
 
@@ -218,19 +233,19 @@ class Subscription:
     def pause(self) -> None:
         """Deliver nothing until resume()."""
         self._state.paused = True
-        self._state.dirty = True
+        self._state.head_changed = True
 
     def resume(self) -> None:
         """Deliver again."""
         self._state.paused = False
-        self._state.dirty = True
+        self._state.head_changed = True
 
     def seek(self, partition: int, offset: int) -> None:
         """Begin a partition anew at an offset, and forget all that was known of it. Raises BadRequest."""
         cursor = self._state.cursor(partition)
         self._state.forget(cursor, range(cursor.next))
+        self._state.move(cursor, offset, offset)
         cursor.reset(offset)
-        self._state.dirty = True
 
     def retry(self, partition: int, offset: int, key: str | None = None) -> bool:
         """Deliver a settled message once more, as if for the first time; False if it is not settled.
@@ -249,10 +264,7 @@ class Subscription:
 
     def add_partition(self, partition: int, start: int) -> None:
         """The topic has one more partition: begin it there."""
-        cursor = Cursor(partition, start)
-        self._state.cursors[partition] = cursor
-        self._state.rotation.append(cursor)
-        self._state.dirty = True
+        self._state.add_partition(partition, start)
 
     # Outcomes of dead letters
 
@@ -264,6 +276,7 @@ class Subscription:
             return  # a seek or retention has been here in between
         self._state.settle(record)
         self._state.dead_lettered += 1
+        self._state.head_changed = True
         target = self._state.options.dead_letters_of(self._state.name)
         cursor.settlements.append(
             Settlement(range(offset, offset + 1), now, f"dead-lettered to {target} ({record.reason})")

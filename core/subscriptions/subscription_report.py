@@ -157,7 +157,7 @@ def _why_not_sent(state: SubscriptionState, members: Iterable[JoinedSubscriber],
     if state.breaker.open:
         return f"nearly everything fails, so only probes go out: the next in {state.breaker.next_probe - now:.1f} s"
     if any(member.room > 0 for member in members):
-        full = state.waiting() >= MAX_WAITING
+        full = state.waiting >= MAX_WAITING
         return f"{MAX_WAITING} others wait to be delivered again" if full else "next to be delivered"
     windows = ", ".join(_window(member) for member in members[:LISTED])
     more = f" and {len(members) - LISTED} more" if len(members) > LISTED else ""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from random import Random
 
@@ -10,7 +11,7 @@ from qb.core.subscriptions.messages.cursor import Cursor
 from qb.core.subscriptions.messages.deadlines import NEVER, Deadlines
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.leases import Lease
-from qb.core.subscriptions.messages.message_records import MessagePlace, MessageRecord
+from qb.core.subscriptions.messages.message_records import MessagePlace, MessageRecord, UnexplainedDeath
 from qb.core.subscriptions.outage_breaker import OutageBreaker
 from qb.core.subscriptions.push_decisions import DeadLetterDecision
 from qb.core.subscriptions.queues.key_order import KeyOrderedQueue
@@ -31,14 +32,19 @@ class SubscriptionState:
         self.options = options
         self.random = random
         self.paused = False
-        self.dirty = True  # has it changed since the last snapshot?
         self.snapshots = 0  # taken since the start
+        self.changed: set[int] = set(starts)  # partitions that have changed since the last snapshot
+        self.head_changed = True  # has what is not of one partition?
+        self.waiting = 0  # messages that are waiting, of all partitions
+        self.delivered = sum(starts.values())  # the sum of all cursors' `next`
+        self.deaths = 0  # the number of the last unexplained death
         self.acked = 0  # since the start, as is the next one
         self.nacked = 0
         self.redelivered = 0
         self.dead_lettered = 0
         self.cursors = {partition: Cursor(partition, start) for partition, start in sorted(starts.items())}
-        self.rotation = list(self.cursors.values())  # which partition is served first
+        self.fresh: OrderedDict[int, Cursor] = OrderedDict()  # those with fresh messages at hand, in turn
+        self.rounds = 0  # in which fresh messages went out
         self.subscribers: dict[str, JoinedSubscriber] = {}
         self.round_robin = RoundRobin(
             1 if options.mode in (SubscriptionMode.EXCLUSIVE, SubscriptionMode.FAILOVER) else None
@@ -66,9 +72,26 @@ class SubscriptionState:
         except KeyError:
             raise NotJoined(f"{name!r} has not joined subscription {self.name!r}") from None
 
-    def waiting(self) -> int:
-        """How many messages are waiting."""
-        return sum(len(cursor.waiting) for cursor in self.cursors.values())
+    @property
+    def dirty(self) -> bool:
+        """Has it changed since the last snapshot?"""
+        return self.head_changed or bool(self.changed)
+
+    def move(self, cursor: Cursor, upcoming: int, end: int) -> None:
+        """Let fresh messages of a partition begin at `upcoming`, and be at hand below `end`."""
+        self.delivered += upcoming - cursor.next
+        cursor.next, cursor.end = upcoming, end
+        if upcoming < end:
+            self.fresh.setdefault(cursor.partition, cursor)
+        else:
+            self.fresh.pop(cursor.partition, None)
+        self.changed.add(cursor.partition)
+
+    def add_partition(self, partition: int, start: int) -> None:
+        """Begin one more partition at this offset."""
+        self.cursors[partition] = Cursor(partition, start)
+        self.delivered += start
+        self.changed.add(partition)
 
     def lease(
         self, subscriber: JoinedSubscriber, partition: int, offsets: range, attempt: int, recorded: bool, now: float
@@ -77,14 +100,14 @@ class SubscriptionState:
         lease = Lease(subscriber, partition, offsets, attempt, recorded, now)
         subscriber.add(lease)
         self.deadlines.set(lease, now + self.options.ack_deadline)
-        self.dirty = True
+        self.changed.add(partition)
 
     def release(self, lease: Lease, part: range) -> list[range]:
         """End the lease of some messages and return those that were held; the caller says where they are now."""
         released = lease.subscriber.release(lease, part)
         if released and lease.subscriber.started:
             lease.subscriber.started.difference_update((lease.partition, offset) for run in released for offset in run)
-        self.dirty = True
+        self.changed.add(lease.partition)
         return released
 
     def take_back(self, lease: Lease, part: range) -> list[MessageRecord]:
@@ -122,24 +145,26 @@ class SubscriptionState:
     def make_leased(self, record: MessageRecord, subscriber: JoinedSubscriber) -> None:
         """Note that a waiting message goes to a subscriber; lease() follows."""
         cursor = self.cursors[record.partition]
-        del cursor.waiting[record.offset]
+        self._stop_waiting(cursor, record)
         self.isolated.pop(record, None)
         cursor.leased[record.offset] = record
         record.place = MessagePlace.LEASED
         record.holder = subscriber.name
         record.attempts += 1
-        self.redelivered += record.attempts > 1
+        if record.attempts > 1:
+            self.redelivered += 1
+            self.head_changed = True
 
     def settle(self, record: MessageRecord) -> None:
         """Forget a message that has a record; the caller has ended its lease."""
         cursor = self.cursors[record.partition]
-        cursor.waiting.pop(record.offset, None)
+        self._stop_waiting(cursor, record)
         cursor.leased.pop(record.offset, None)
         self.isolated.pop(record, None)
         record.place = MessagePlace.SETTLED
         record.due = NEVER
         self.queue.settled(record)
-        self.dirty = True
+        self.changed.add(record.partition)
 
     def forget(self, cursor: Cursor, offsets: range) -> None:
         """Settle whatever is open among these, in flight or waiting."""
@@ -154,6 +179,28 @@ class SubscriptionState:
         ]
 
     def _wait(self, record: MessageRecord, place: MessagePlace) -> None:
-        self.cursors[record.partition].waiting[record.offset] = record
+        waiting = self.cursors[record.partition].waiting
+        self.waiting += record.offset not in waiting
+        waiting[record.offset] = record
         record.place = place
-        self.dirty = True
+        self.changed.add(record.partition)
+
+    def _stop_waiting(self, cursor: Cursor, record: MessageRecord) -> None:
+        if cursor.waiting.pop(record.offset, None) is not None:
+            self.waiting -= 1
+
+    def suspect(self, records: Iterable[MessageRecord]) -> None:
+        """Note that each of these may have caused a subscriber's death."""
+        self.deaths += 1
+        death = UnexplainedDeath(self.deaths)
+        for record in records:
+            record.suspect_of(death)
+            self.changed.add(record.partition)
+
+    def charge_deaths(self, record: MessageRecord) -> None:
+        """Count the unexplained deaths of which it is a suspect as its failures; the others are suspects no more."""
+        for death in record.suspicions:
+            death.explained = True
+            record.failures += 1
+            self.changed |= death.partitions
+        record.deaths = ()

@@ -216,4 +216,4 @@ async def test_what_is_out_of_date_is_saved_in_the_end(clock: trio.testing.MockC
         await trio.sleep(1)
         subscriptions[0].subscription.pause()
         await broker.saver.finish(subscriptions)
-        assert broker.disk.transactions[-1][1] == ["subscription/a"]
+        assert broker.disk.transactions[-1][1] == ["cursor/a/head"]

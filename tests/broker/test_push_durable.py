@@ -27,7 +27,7 @@ class Disk:
         real = MetadataStore.write_now
 
         def write_now(metadata, writes):
-            if any(key.startswith("subscription/") for write in writes for key in write.values):
+            if any(key.startswith("cursor/") for write in writes for key in write.values):
                 assert self._free.wait(60)
                 self.written += 1
                 if self.refusals:

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from qb.core.subscriptions.push_decisions import DeadLetterDecision, PushDecision
 from qb.core.subscriptions.save_urgency import SaveUrgency
-from qb.core.subscriptions.snapshot import SubscriptionSnapshot
+from qb.core.subscriptions.snapshot import SnapshotChanges, SubscriptionSnapshot, merged
 from qb.core.subscriptions.subscription import Subscription
 from qb.core.subscriptions.subscription_options import RetryBackoff, SubscriptionMode, SubscriptionOptions
 
@@ -65,10 +65,10 @@ class Ack(NamedTuple):
 
 
 class Save(NamedTuple):
-    """A snapshot, and the model as it was then."""
+    """What has changed since the last save, all of it, and the model as it was then."""
 
-    number: int
-    snapshot: bytes
+    changes: SnapshotChanges
+    whole: SubscriptionSnapshot
     model: Model
     acks: int  # how many of the acks so far it has
 
@@ -103,7 +103,8 @@ class Machine(RuleBasedStateMachine):
         self.paused = False
         self.acks: list[Ack] = []  # since the last durable snapshot was taken, of all who were there then or later
         self.all_windows: dict[str, int] = {}  # of all who ever joined
-        self.saves: list[Save] = []  # under way
+        self.saves: list[Save] = []  # under way, at most one
+        self.stored = self.subscription.copy()
         self.persist()
 
     # Helpers
@@ -347,21 +348,24 @@ class Machine(RuleBasedStateMachine):
 
     # What is durable
 
+    @precondition(lambda self: not self.saves)  # the next one begins when the last one has ended
     @rule()
     def begin_to_save(self) -> None:
-        snapshot = json.encode(self.subscription.snapshot())
-        number = self.subscription.snapshots
-        self.saves.append(Save(number, snapshot, copy.deepcopy(self.model), len(self.acks)))
+        whole = self.subscription.copy()
+        changes = self.subscription.changes()
+        self.saves.append(Save(changes, whole, copy.deepcopy(self.model), len(self.acks)))
         assert not self.subscription.dirty
 
     @precondition(lambda self: self.saves)
     @rule(then_deliver=st.booleans())
     def finish_a_save(self, then_deliver: bool) -> None:
         self.durable = self.saves.pop(0)
+        changes = self.durable.changes
+        self.stored = merged(self.stored, changes.head, changes.partitions)
+        assert self.stored == self.durable.whole, "what is stored piece by piece is the whole"
         counted = [ack for ack in self.acks[: self.durable.acks] if ack.subscriber in self.windows]
-        assert self.subscription.saved(self.durable.number) == bool(counted), "says whether there is room now"
+        assert self.subscription.saved(changes.number) == bool(counted), "says whether there is room now"
         del self.acks[: self.durable.acks]
-        self.saves = [save._replace(acks=save.acks - self.durable.acks) for save in self.saves]
         if then_deliver:
             self.deliver()
 
@@ -369,17 +373,18 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def lose_a_save(self) -> None:
         """The disk refuses it: what is open is as it was before, and the next save has it all."""
-        self.saves.pop(0)
+        self.subscription.not_saved(self.saves.pop(0).changes)
         self.begin_to_save()
 
     def persist(self) -> None:
-        self.begin_to_save()
-        while self.saves:
+        if self.saves:
             self.finish_a_save(then_deliver=False)
+        self.begin_to_save()
+        self.finish_a_save(then_deliver=False)
 
     def crash(self) -> None:
         self.check_what_comes_again()
-        saved = json.decode(self.durable.snapshot, type=SubscriptionSnapshot)
+        saved = json.decode(json.encode(self.stored), type=SubscriptionSnapshot)
         self.subscription = Subscription.restore("s", saved, self.now, self.random)
         self.model = copy.deepcopy(self.durable.model)
         self.acks.clear()
@@ -536,6 +541,19 @@ class Machine(RuleBasedStateMachine):
             name: self.unsaved(name) for name in self.windows
         }
         assert description.lag == len(self.owed())
+
+    @invariant()
+    def figures_that_are_kept_agree_with_a_recount(self) -> None:
+        state = self.subscription._state
+        cursors = state.cursors.values()
+        assert state.waiting == sum(len(cursor.waiting) for cursor in cursors)
+        assert state.delivered == sum(cursor.next for cursor in cursors)
+        assert state.fresh == {cursor.partition: cursor for cursor in cursors if cursor.next < cursor.end}
+        for subscriber in state.subscribers.values():
+            indexes = subscriber.partitions().values()
+            held = [lease for index in indexes for lease in index]
+            assert subscriber.in_flight == sum(index.count for index in indexes)
+            assert subscriber.in_flight == sum(len(run) for lease in held for run in lease.held())
 
     @invariant()
     def acks_that_keep_a_place_are_on_their_way_to_the_disk(self) -> None:

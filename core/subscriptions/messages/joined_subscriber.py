@@ -53,6 +53,11 @@ class JoinedSubscriber:
         self.unsaved -= freed
         return freed
 
+    def note_not_saved(self, number: int, upcoming: int) -> None:
+        """The snapshot of this number was not stored: the one that is upcoming will be the first to have its acks."""
+        if acked := self._acked.pop(number, 0):
+            self._acked[upcoming] = self._acked.get(upcoming, 0) + acked
+
     def leases(self, partition: int | None = None) -> Iterator[Lease]:
         """Return what it holds, by partition and first offset."""
         for number in sorted(self._leases) if partition is None else (partition,):

@@ -21,10 +21,12 @@ class MessagePlace(Enum):
 class UnexplainedDeath:
     """A subscriber's death that could have been the work of several messages, its suspects."""
 
-    __slots__ = ("explained",)
+    __slots__ = ("explained", "number", "partitions")
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number  # by which the suspects of one death are known together after a restart
         self.explained = False
+        self.partitions: set[int] = set()  # of its suspects
 
 
 class MessageRecord:
@@ -62,12 +64,10 @@ class MessageRecord:
         """The deaths of which it is a suspect and that no message is charged with."""
         return tuple(death for death in self.deaths if not death.explained) if self.deaths else ()
 
-    def charge_deaths(self) -> None:
-        """Explain the earlier deaths of which this message is a suspect: they are counted as its failures."""
-        for death in self.suspicions:
-            death.explained = True
-            self.failures += 1
-        self.deaths = ()
+    def suspect_of(self, death: UnexplainedDeath) -> None:
+        """Make it a suspect of one more death."""
+        self.deaths = (*self.suspicions, death)
+        death.partitions.add(self.partition)
 
     def clear(self) -> None:
         """End suspicion and isolation: a handler has survived this message."""
