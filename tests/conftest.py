@@ -108,7 +108,7 @@ def a_broker(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[Doors]
         doors = Doors()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(partial(serve, settings, engine, doors.doorways, doors.stop, started=doors.started))
+                nursery.start_soon(partial(serve, settings, engine, doors.listening, doors.stop, started=doors.started))
                 yield doors
                 doors.stop.set()
         finally:

@@ -25,7 +25,7 @@ from qb.storage.files import CannotOpen
 from qb.storage.local_engine import LocalEngine
 
 log = logging.getLogger("qb.server")
-NOBODY_READS = 141  # exit code as if SIGPIPE had ended us, like other tools in a pipe
+OUTPUT_CLOSED = 141  # exit code as if SIGPIPE had ended us, like other tools in a pipe
 
 USAGE = """usage: python server.py [--print-config] [--version] [--SETTING VALUE ...]
 
@@ -36,7 +36,7 @@ over the file named by QB_CONFIG_FILE or --config-file, the file over the defaul
 async def serve(
     settings: Settings,
     engine: Engine,
-    doorways: Sequence[ListeningDoor],
+    listening: Sequence[ListeningDoor],
     stop: trio.Event,
     *,
     started: Callable[[MessageBroker], None] = lambda broker: None,
@@ -44,18 +44,18 @@ async def serve(
     """Start every long-lived task of the server; returns when `stop` is set and everything received is finished."""
     broker = MessageBroker(engine, settings)
     with broker.metrics.event_loop.watching():
-        await _serve(broker, doorways, stop, started)
+        await _serve(broker, listening, stop, started)
 
 
 async def _serve(
     broker: MessageBroker,
-    doorways: Sequence[ListeningDoor],
+    listening: Sequence[ListeningDoor],
     stop: trio.Event,
     started: Callable[[MessageBroker], None],
 ) -> None:
     engine, settings = broker.engine, broker.settings
     peers = Peers(broker)
-    async with trio.open_nursery() as storage:  # outlives whoever has something to store
+    async with trio.open_nursery() as storage:  # outlives every task that stores
         storage.start_soon(engine.run)
         await broker.transactions.finish_all()
         async with trio.open_nursery() as keepers:  # outlive all peers
@@ -64,15 +64,15 @@ async def _serve(
             async with trio.open_nursery() as sessions:  # given grace to finish
                 async with trio.open_nursery() as doors:  # shut first
                     doors.start_soon(peers.keep_alive)
-                    for doorway in doorways:
-                        door = doorway.door(broker)
-                        for listener in doorway.listeners:
+                    for each in listening:
+                        door = each.door(broker)
+                        for listener in each.listeners:
                             doors.start_soon(peers.accept, listener, door, sessions)
                     started(broker)
                     await stop.wait()
                     doors.cancel_scope.cancel()
-                for doorway in doorways:
-                    doorway.close()
+                for each in listening:
+                    each.close()
                 broker.draining = True
                 sessions.cancel_scope.deadline = trio.current_time() + settings.server.shutdown_grace
                 peers.drain()
@@ -81,13 +81,13 @@ async def _serve(
 
 
 def heeded_signals() -> list[signal.Signals]:
-    """Return the signals that we act on: SIGHUP only if whoever started us has not turned it off, as nohup does."""
+    """Return the signals that we act on: SIGHUP only if it is not ignored already, as under nohup."""
     hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hangs_up else [])]
 
 
 def has_terminal() -> bool:
-    """Say whether there is a controlling terminal, of whose end SIGHUP would tell."""
+    """Return whether there is a controlling terminal: SIGHUP then means that it was closed."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
     except OSError:
@@ -96,7 +96,7 @@ def has_terminal() -> bool:
 
 
 async def stop_on_signal(signals: AsyncIterator[int], stop: trio.Event, *, hangup_stops: bool) -> None:
-    """Set `stop` at the first signal; at the second, exit at once: whatever was acked is on disk already.
+    """Set `stop` at the first signal; at the second, exit at once: everything acked is on disk already.
 
     A SIGHUP is the first signal if `hangup_stops`, and never the second: a terminal that closes may send several.
     """
@@ -114,14 +114,14 @@ async def run(settings: Settings) -> None:
     """Open the storage and the doors, and serve until a signal. Raises CannotOpen, OSError."""
     hangup_stops, heeded = has_terminal(), heeded_signals()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what holds again when we listen no more: one may come as we exit
-    with trio.open_signal_receiver(*heeded) as signals, open_doorways(settings) as doorways:
-        engine = await open_engine(settings, doorways)
+    with trio.open_signal_receiver(*heeded) as signals, open_doors(settings) as listening:
+        engine = await open_engine(settings, listening)
         look_for_garbage_less_often()
         try:
             stop = trio.Event()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(partial(stop_on_signal, signals, stop, hangup_stops=hangup_stops))
-                await serve(settings, engine, doorways, stop, started=partial(announce, settings, doorways))
+                await serve(settings, engine, listening, stop, started=partial(announce, settings, listening))
                 nursery.cancel_scope.cancel()
         finally:
             engine.close()
@@ -129,34 +129,34 @@ async def run(settings: Settings) -> None:
 
 
 @contextmanager
-def open_doorways(settings: Settings) -> Iterator[Sequence[ListeningDoor]]:
+def open_doors(settings: Settings) -> Iterator[Sequence[ListeningDoor]]:
     """Listen wherever the settings say, the binary door first. Raises OSError with words for the operator."""
     with ExitStack() as opened:
 
-        def doorway(title: str, door: Callable[[MessageBroker], Door], host: str, port: int) -> ListeningDoor:
+        def listening_door(title: str, door: Callable[[MessageBroker], Door], host: str, port: int) -> ListeningDoor:
             return ListeningDoor(title, door, [opened.enter_context(listener) for listener in listen(host, port)])
 
-        doorways = [doorway("frames", BinaryDoor, settings.server.host, settings.server.port)]
+        listening = [listening_door("frames", BinaryDoor, settings.server.host, settings.server.port)]
         for title, section, door in (("JSON lines", settings.json, JsonDoor), ("HTTP", settings.http, http_door)):
             if section.port:
                 try:
-                    doorways.append(doorway(title, door, section.host, section.port))
+                    listening.append(listening_door(title, door, section.host, section.port))
                 except OSError as error:
                     variable = f"QB_{title.split()[0].upper()}_PORT"
                     raise OSError(f"{error}; {variable} chooses another port for {title}, 0 none") from None
-        yield doorways
+        yield listening
 
 
 def http_door(broker: MessageBroker) -> Door:
-    """Return the HTTP door; whoever does not want it does not load what it needs."""
+    """Return the HTTP door; a broker without it does not load its dependencies."""
     from qb.doors.http.http_door import HttpDoor
 
     return HttpDoor(broker)
 
 
-async def open_engine(settings: Settings, doorways: Sequence[ListeningDoor]) -> Engine:
+async def open_engine(settings: Settings, listening: Sequence[ListeningDoor]) -> Engine:
     """Return the opened storage; meanwhile the HTTP door says that the broker is recovering. Raises CannotOpen."""
-    waiting = [listener for doorway in doorways if doorway.door is http_door for listener in doorway.listeners]
+    waiting = [listener for each in listening if each.door is http_door for listener in each.listeners]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(answer_recovering, waiting)
         engine = await trio.to_thread.run_sync(LocalEngine.open, settings.storage)
@@ -164,23 +164,23 @@ async def open_engine(settings: Settings, doorways: Sequence[ListeningDoor]) -> 
     return engine
 
 
-def announce(settings: Settings, doorways: Sequence[ListeningDoor], broker: MessageBroker) -> None:
+def announce(settings: Settings, listening: Sequence[ListeningDoor], broker: MessageBroker) -> None:
     """Tell the operator what runs where, and what the start found."""
     found = broker.engine.recovery
     for note in (*found.notes, *broker.transactions.notes):
         log.warning("%s", note)
     try:
-        greet(settings, doorways, found)
-    except BrokenPipeError:  # nobody reads it, which is no reason to stop
+        greet(settings, listening, found)
+    except BrokenPipeError:  # the greeting is not read, which is no reason to stop
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def greet(settings: Settings, doorways: Sequence[ListeningDoor], found: RecoveryReport) -> None:
+def greet(settings: Settings, listening: Sequence[ListeningDoor], found: RecoveryReport) -> None:
     """Print where we are and what we have."""
     promise = "fsynced before every ack" if settings.storage.fsync_on_write else "NOT fsynced before acks"
-    print(f"QB {__version__} listens on {doorways[0].addresses}", flush=True)
-    for doorway in doorways[1:]:
-        print(f"{doorway.title} on {doorway.addresses}", flush=True)
+    print(f"QB {__version__} listens on {listening[0].addresses}", flush=True)
+    for each in listening[1:]:
+        print(f"{each.title} on {each.addresses}", flush=True)
     print(f"data in {os.path.abspath(settings.storage.data_dir)}, {promise}", flush=True)
     print(f"{counted(found.topics, 'topic')}, {counted(found.messages, 'message')} recovered", flush=True)
 
@@ -207,12 +207,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
-        code = NOBODY_READS
+        code = OUTPUT_CLOSED
     return code
 
 
 def carry_out(argv: Sequence[str]) -> int:
-    """Do what the flags say; returns the exit code. Raises BrokenPipeError when nobody reads what is printed."""
+    """Do what the flags say; returns the exit code. Raises BrokenPipeError when standard output is closed."""
     if "--help" in argv or "-h" in argv:
         print(f"{USAGE}\n\n{describe_flags()}")
         return 0

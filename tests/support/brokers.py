@@ -131,7 +131,7 @@ class Doors:
     broker: MessageBroker
 
     def __init__(self) -> None:
-        self.doorways = [
+        self.listening = [
             ListeningDoor("frames", BinaryDoor, listen("127.0.0.1", 0)),
             ListeningDoor("JSON lines", JsonDoor, listen("127.0.0.1", 0)),
             ListeningDoor("HTTP", http_door, listen("127.0.0.1", 0)),
@@ -152,13 +152,13 @@ class Doors:
         self.broker = broker
 
     async def _connect(self, number: int) -> trio.SocketStream:
-        port = self.doorways[number].listeners[0].getsockname()[1]
+        port = self.listening[number].listeners[0].getsockname()[1]
         self._streams.append(await trio.open_tcp_stream("127.0.0.1", port))
         return self._streams[-1]
 
     async def close(self) -> None:
         for stream in self._streams:
             await trio.aclose_forcefully(stream)
-        for doorway in self.doorways:
-            for listener in doorway.listeners:
+        for door in self.listening:
+            for listener in door.listeners:
                 listener.close()
