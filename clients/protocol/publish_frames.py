@@ -11,7 +11,7 @@ from typing import Any
 from qb.clients.protocol.client_errors import MessageTooLarge, refusal
 from qb.core.wire.errors import BadRequest, Code
 from qb.core.wire.frames import MAX_PROPERTIES, OVERHEAD, RESERVED, Frames, MessageType, encode_properties
-from qb.core.wire.message_rules import reserved_property
+from qb.core.wire.message_rules import LATEST_MS, bad_timestamp, reserved_property
 from qb.core.wire.uniform_frames import LEAST, build
 
 Body = bytes | bytearray | memoryview
@@ -148,8 +148,8 @@ def _check_text(what: str, value: object) -> None:
 def _checked_timestamp(timestamp_ms: int) -> int:
     if not isinstance(timestamp_ms, int):
         raise TypeError(f"timestamp_ms must be an int, not {type(timestamp_ms).__name__}")
-    if not 0 <= timestamp_ms < 2**64:
-        raise refusal(Code.BAD_REQUEST, f"timestamp_ms {timestamp_ms} is not from 0 to 2^64 - 1")
+    if not 0 <= timestamp_ms <= LATEST_MS:
+        raise refusal(Code.BAD_REQUEST, bad_timestamp(timestamp_ms))
     return timestamp_ms
 
 

@@ -27,7 +27,7 @@ from qb.core.settings import ServerSettings
 from qb.core.wire.clock import now_ms
 from qb.core.wire.errors import BadRequest, BrokerError, UnknownPartition, UnknownTopic
 from qb.core.wire.frames import MessageType, encode_frame, encode_properties, too_large
-from qb.core.wire.message_rules import check_own_properties
+from qb.core.wire.message_rules import check_own_properties, check_timestamp
 from qb.core.wire.names import DEAD_LETTERS, check_name
 from qb.core.wire.staged_frames import check_messages
 from qb.storage.engine import AppendRun, Done, Engine, PartitionLog, Topic
@@ -153,6 +153,7 @@ class AppendService:
         Those of one partition are kept as a whole or not at all. Without `wait`, returns when the logs have taken them:
         the receipts then promise nothing. Raises BrokerError, BadBatchMessage; then nothing was kept.
         """
+        check_timestamp(timestamp_ms)
         opened = await self.open_topic(topic, by_broker=by_broker)
         batches = await self._gather(opened, messages, timestamp_ms)
         for batch in batches:

@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 from qb.core.wire.errors import BadRequest
 from qb.core.wire.frames import HEAD, LENGTH, MAX_PROPERTIES, OVERHEAD, MessageType
-from qb.core.wire.message_rules import NOT_IN_FRAMES, reserved_property
+from qb.core.wire.message_rules import LATEST_MS, NOT_IN_FRAMES, bad_timestamp, reserved_property
 from qb.core.wire.uniform_frames import UniformFrames
 
 _RESERVED = re.compile(rb"\0(%b)=" % "|".join(sorted(NOT_IN_FRAMES)).encode())
 _PROPERTIES = re.compile(rb"(?:[^=\0]+=[^\0]*\0)*\Z")
+_SURELY_EARLIER = LATEST_MS >> 40 << 40  # a time before this has other first three bytes than LATEST_MS
 _NUMBER = struct.Struct(">Q")
 _NUMBER_AT = 8  # where a frame carries its sequence number
 _LONGEST_COMPARED = 100  # bytes of properties; comparing more of them by columns takes longer than the loop
@@ -33,8 +34,8 @@ class NumberedFrames(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _up_to_body(properties_length: int) -> struct.Struct:
-    """Return a struct for total_length, type, properties_length, properties and body_length."""
-    return struct.Struct(f">II16xI{properties_length}sI")
+    """Return a struct for total_length, type, timestamp, properties_length, properties and body_length."""
+    return struct.Struct(f">II8xQI{properties_length}sI")
 
 
 def check_messages(frame: bytes, at: int, topic: str, max_body: int, most: int) -> tuple[int, int]:
@@ -48,17 +49,21 @@ def check_messages(frame: bytes, at: int, topic: str, max_body: int, most: int) 
     unpack, size = HEAD.unpack_from, end + 1  # so that the first message chooses the struct
     while at < stop:
         if end - at >= size:
-            total, kind, properties_length, properties, body_length = unpack(frame, at)
+            total, kind, timestamp, properties_length, properties, body_length = unpack(frame, at)
             if properties_length == length:
                 if kind != data or total != size + body_length or body_length > max_body or total > end - at:
                     raise _bad(at, _what_is_wrong(total, kind, length, body_length, max_body, end - at))
+                if timestamp > LATEST_MS:
+                    raise _bad(at, bad_timestamp(timestamp))
                 if properties != known:  # a publisher often repeats them
                     _check_properties(properties, begin, at)
                     known = properties
                 at += total
                 count += 1
-                if count == 1 and length <= _LONGEST_COMPARED:  # perhaps many others are like the first one
-                    like = UniformFrames.at(frame, at - total, stop).sharing((0, 8), (24, size))
+                if count == 1 and length <= _LONGEST_COMPARED and timestamp < _SURELY_EARLIER:
+                    # Perhaps many others are like the first one, their times too: with its first three bytes, none is
+                    # later than LATEST_MS.
+                    like = UniformFrames.at(frame, at - total, stop).sharing((0, 8), (16, 19), (24, size))
                     if like:
                         count, at = like.count, like.end
                 continue

@@ -25,7 +25,7 @@ from qb.core.wire.frames import (
     decode_properties,
     too_large,
 )
-from qb.core.wire.message_rules import check_frame_properties
+from qb.core.wire.message_rules import LATEST_MS, bad_timestamp, check_frame_properties
 from qb.core.wire.uniform_frames import UniformFrames
 from qb.storage.engine import AppendRun
 
@@ -142,9 +142,9 @@ class ServerConnection:
             return None
         if unread >= OVERHEAD:
             # A publish with properties that were seen before, which most frames are.
-            total, kind, number, _, length = _head_at(buffer, at)
+            total, kind, number, timestamp, length = _head_at(buffer, at)
             body_length = total - OVERHEAD - length
-            if kind == PUBLISH and total <= unread and 0 <= body_length <= self._max_body:
+            if kind == PUBLISH and total <= unread and 0 <= body_length <= self._max_body and timestamp <= LATEST_MS:
                 properties_at = at + HEAD.size
                 route = self._routes.get(bytes(buffer[properties_at : properties_at + length]))
                 if route is not None and _length_at(buffer, properties_at + length)[0] == body_length:
@@ -160,7 +160,7 @@ class ServerConnection:
 
     def _event(self) -> Event:
         """Return what the whole frame at the front is."""
-        total, kind, number, _, properties_length = HEAD.unpack_from(self._unread, self._at)
+        total, kind, number, timestamp, properties_length = HEAD.unpack_from(self._unread, self._at)
         body_length = total - OVERHEAD - properties_length
         if kind == STAGE and properties_length <= MAX_PROPERTIES:
             return self._stage_frame(total, number, properties_length, body_length)  # its messages have the limit
@@ -168,6 +168,8 @@ class ServerConnection:
         if excess:
             return self._pass_over(excess)
         if kind == PUBLISH:
+            if timestamp > LATEST_MS:
+                return self._pass_over(BadRequest(bad_timestamp(timestamp)))
             return self._publishes(number, properties_length, body_length)
         frame = decode_frame(self._unread, self._at)
         if kind not in _REQUESTS:
@@ -234,7 +236,7 @@ class ServerConnection:
             frame = bytes(memoryview(buffer)[start:]) if total < LONG else self._give_away(start)
             return AppendRun(frame, (0,), first_offset, producer_id, first_number)
         stop = offset + limit if limit else -1
-        publish, data, patch = PUBLISH, DATA, TYPE_AND_SEQUENCE.pack_into
+        publish, data, patch, latest = PUBLISH, DATA, TYPE_AND_SEQUENCE.pack_into, LATEST_MS
         expected = first_number
         head = _head_with_properties(length)
         unpack, size = head.unpack_from, head.size
@@ -260,6 +262,8 @@ class ServerConnection:
             if total != size + body_length or body_length > max_body:
                 break  # next_event() finds the words for it
             if timestamp:
+                if timestamp > latest:
+                    break
                 patch(buffer, at + 4, data, offset)
             else:
                 _TYPE_SEQUENCE_TIMESTAMP.pack_into(buffer, at + 4, data, offset, now_ms)

@@ -528,7 +528,7 @@ def test_bodies_before_a_bad_one_are_handed_out_first(bad: object, error: type[E
         (lambda: PublishForm("t", partition="1"), TypeError, "partition must be an int"),  # type: ignore[arg-type]
         (lambda: PublishForm("t", key=b"k"), TypeError, "key must be a str"),  # type: ignore[arg-type]
         (lambda: PublishForm(7), TypeError, "topic must be a str"),  # type: ignore[arg-type]
-        (lambda: PublishForm("t", timestamp_ms=-1), errors.BadRequest, "timestamp_ms"),
+        (lambda: PublishForm("t", timestamp_ms=-1), errors.BadRequest, "timestamp -1 is not from 0"),
         (lambda: as_bytes("text"), TypeError, "publish_text"),  # type: ignore[arg-type]
     ],
 )

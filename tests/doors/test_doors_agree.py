@@ -16,6 +16,7 @@ from qb.clients.protocol.client_errors import QBError
 from qb.clients.protocol.publish_frames import form_of
 from qb.core.wire.frames import Frame, data_frames, encode_frame
 from qb.core.wire.frames import MessageType as T
+from qb.core.wire.message_rules import LATEST_MS
 
 
 class Message(NamedTuple):
@@ -110,9 +111,9 @@ async def publish_lines(connect):
 # Reading through a door: returns every message, sorted.
 
 
-async def pull_frames(connect):
+async def pull_frames(connect, partitions=PARTITIONS):
     peer, found = await connect(), []
-    for partition in range(PARTITIONS):
+    for partition in range(partitions):
         answer = await peer.ask(T.FETCH, 1, topic="a", partition=str(partition), offset="0")
         found += [from_frame(frame, partition) for frame in data_frames(answer.body)]
     return sorted(found)
@@ -182,14 +183,37 @@ async def test_both_doors_choose_the_same_partition_for_a_key(a_broker):
             assert str(by_lines) == by_frames
 
 
-async def test_a_time_that_only_frames_can_say_is_shown_as_the_last_that_lines_can(a_broker):
+@pytest.mark.parametrize("time_ms", [LATEST_MS + 1, 2**53 + 1, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("position", [0, 1, 99, 199])
+async def test_no_frame_takes_a_time_beyond_the_year_9999_wherever_it_stands_in_a_run(a_broker, time_ms, position):
+    words = f"timestamp {time_ms} is not from 0 to {LATEST_MS}: give milliseconds since 1970, up to the year 9999"
+    times = [1_767_268_800_000] * 200
+    times[position] = time_ms
+    async with a_broker() as connect:
+        peer = await connect()
+        await peer.call("create_topic", topic="a")
+        stage = (await peer.call("begin_transaction", transaction="x"))["stage"]
+        staged = b"".join(encode_frame(T.DATA, 0, each, {"topic": "a"}, b"x") for each in times)
+        refused = await peer.ask(T.STAGE, 1, staged, stage=stage, topic="a", partition="0", first="0")
+        assert words in refused.properties["error"]
+        sent = [encode_frame(T.PUBLISH, number, each, {"topic": "a"}, b"x") for number, each in enumerate(times)]
+        await peer.stream.send_all(b"".join(sent))
+        answers = [await peer.receive() for _ in times]
+        assert [answer.properties.get("error") for answer in answers if answer.sequence_number == position] == [words]
+        assert sum(answer.properties["status"] == "success" for answer in answers) == 199
+        with pytest.raises(QBError, match=words):
+            form_of("a", None, None, {}, time_ms)
+
+
+async def test_the_last_time_that_there_is_is_shown_alike_by_all_doors(a_broker):
     async with a_broker() as connect:
         lines, frames = await connect.lines(), await connect()
         await lines.data("createTopic", topic="a")
-        await frames.stream.send_all(encode_frame(T.PUBLISH, 1, 2**64 - 1, {"topic": "a"}, b"x"))
-        await frames.receive()
+        await frames.stream.send_all(encode_frame(T.PUBLISH, 1, LATEST_MS, {"topic": "a"}, b"x"))
+        assert (await frames.receive()).properties["status"] == "success"
         (record,) = (await lines.data("fetch", topic="a", partition=0, offset=0))["records"]
         assert record["timestamp"] == "9999-12-31T23:59:59.999Z"
+        assert [one.timestamp_ms for one in await pull_frames(connect, 1)] == [LATEST_MS]
 
 
 async def test_groups_are_the_same_through_both_doors(a_broker):
