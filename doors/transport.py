@@ -58,13 +58,13 @@ class Transport:
         """The socket, for those who need to know its addresses."""
         return self._socket
 
-    async def receive(self) -> bytes:
-        """Return what the peer has sent; b"" when it has gone."""
-        return bytes(await self.receive_view())
+    async def receive(self, most: int = RECEIVE_BYTES) -> bytes:
+        """Return what the peer has sent, at most so many bytes; b"" when it has gone."""
+        return bytes(await self.receive_view(most))
 
-    async def receive_view(self) -> memoryview:
-        """Return what the peer has sent, to be used before anything else is awaited; empty when it has gone."""
-        buffer = _receive_buffer()
+    async def receive_view(self, most: int = RECEIVE_BYTES) -> memoryview:
+        """Return the same, to be used before anything else is awaited."""
+        buffer = _receive_buffer()[:most]
         while True:
             await trio.lowlevel.wait_readable(self._socket)
             size = receive_into(self._socket, buffer)

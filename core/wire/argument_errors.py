@@ -41,7 +41,7 @@ def why_no_json(error: Exception, data: bytes | memoryview) -> str:
     if isinstance(error, RecursionError):
         return "invalid JSON: too deeply nested"
     if isinstance(error, UnicodeDecodeError):
-        return f"invalid JSON: not UTF-8 (byte {_first_bad_byte(bytes(data))})"
+        return f"invalid JSON: not UTF-8 (byte {first_bad_byte(bytes(data))})"
     what = str(error).removeprefix("JSON is malformed: ")
     if what.startswith("Input data was truncated"):
         return f"invalid JSON: it ends too early (byte {len(data)})"
@@ -52,7 +52,7 @@ def why_no_json(error: Exception, data: bytes | memoryview) -> str:
     return f"invalid JSON: {what}"
 
 
-def _first_bad_byte(data: bytes) -> int:
+def first_bad_byte(data: bytes) -> int:
     """Return where bytes stop being UTF-8; msgspec counts from the start of one text in them."""
     try:
         return len(data.decode())

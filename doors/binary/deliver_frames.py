@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qb.core.pacing import spend
 from qb.core.push.delivery_sinks import FULL, PushedRun
 from qb.core.wire.clock import now_ms
 from qb.core.wire.frames import MessageType, data_frames, encode_frame, encode_head
@@ -51,6 +52,7 @@ class BasicSink:
         return self._transport.queued > FULL
 
     def deliver(self, delivery: PushedRun) -> None:
+        spend(delivery.size)
         about = {
             "subscription_id": delivery.subscription_id,
             "topic": delivery.topic,

@@ -17,6 +17,13 @@ from qb.doors.binary.settle_requests import advance, carry_out, decode_settle
 from qb.doors.transport import Transport
 from qb.storage.signals import Wait
 
+NARROW = 1_000  # messages in flight to a peer whose deliveries are made message by message, in one step
+
+
+def narrow(window: int | None) -> int:
+    """Return the window for a peer whose deliveries are made message by message."""
+    return NARROW if window is None else min(window, NARROW)
+
 
 class JoinedSubscriptions:
     """What one peer has joined."""
@@ -34,7 +41,9 @@ class JoinedSubscriptions:
 
     def join(self, subscription_id: str, member: str, window: int | None, announces: bool) -> Mapping[str, str]:
         """Join; deliveries start after the caller has had the chance to answer. Raises SubscriptionBusy, BadRequest."""
-        sink = DeliverSink(member, self._transport) if self.fast else BasicSink(member, self._transport)
+        sink: DeliverySink = DeliverSink(member, self._transport)
+        if not self.fast:
+            sink, window = BasicSink(member, self._transport), narrow(window)
         active = self.join_with(sink, subscription_id, window, announces)
         options = active.subscription.options
         return {

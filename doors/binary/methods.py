@@ -30,6 +30,7 @@ class Arguments(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return {name: getattr(self, name) for name in self.__struct_fields__}
 
 
+MAX_ARGUMENTS = 1 << 20  # bytes of JSON: one decoding is one call that nothing can interrupt
 A = TypeVar("A", bound=msgspec.Struct)
 
 
@@ -283,6 +284,9 @@ async def call(broker: MessageBroker, method: str, arguments: bytes) -> bytes:
     known = METHODS.get(method)
     if known is None:
         raise BadRequest(f"there is no method {method[:80]!r}; there are: {', '.join(sorted(METHODS))}")
+    if len(arguments) > MAX_ARGUMENTS:
+        what = f"the arguments have {len(arguments)} bytes, and at most {MAX_ARGUMENTS} are taken"
+        raise BadRequest(f"{method}: {what}; send several requests")
     try:
         decoded = msgspec.json.decode(arguments or b"{}", type=known.arguments)
     except msgspec.ValidationError as error:

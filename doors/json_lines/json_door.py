@@ -22,6 +22,7 @@ from qb.doors.transport import Transport
 log = logging.getLogger("qb.json_lines")
 
 LINE_ROOM = 65_536  # what a line may have beside a message of the largest size
+AT_ONCE = 65_536  # bytes of lines that are received and not carried out yet
 QUEUED_LIMIT = 1 << 20  # answers that a peer has not read: past this, its lines are not read either
 
 
@@ -97,7 +98,7 @@ class JsonSession:
         data = b""
         self._life.listening = not self._methods.subscribing.any  # one that is pushed to need not speak
         with self._patience.waiting():
-            data = await self._transport.receive()
+            data = await self._transport.receive(AT_ONCE)
         self._life.listening = False
         self._life.heard = True
         return data

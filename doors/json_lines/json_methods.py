@@ -9,16 +9,17 @@ from typing import Any, NamedTuple
 
 import trio
 
-from qb.core.broker.fetching import FetchLimits, messages
+from qb.core.broker.fetching import FetchLimits
 from qb.core.broker.message_broker import MessageBroker
 from qb.core.broker.outgoing_messages import OutgoingMessage
 from qb.core.groups.group_coordinator import MemberStanding
 from qb.core.groups.group_manager import GroupCommit
+from qb.core.pacing import portions
 from qb.core.wire.clock import now_ms
 from qb.core.wire.errors import BadRequest, TopicExists
-from qb.core.wire.frames import Frame, MessageType
+from qb.core.wire.frames import Frame, MessageType, decode_frame
 from qb.core.wire.names import check_name
-from qb.doors.binary.joined_subscriptions import JoinedSubscriptions
+from qb.doors.binary.joined_subscriptions import JoinedSubscriptions, narrow
 from qb.doors.json_lines import json_requests as wants
 from qb.doors.json_lines.json_answers import record
 from qb.doors.json_lines.json_sink import JsonSink
@@ -62,6 +63,9 @@ class JsonMethods:
         row = ROWS.get(name)
         if row is None:
             raise BadRequest(f"Unknown type: {name[: wants.SHOWN]}")
+        if len(line) > wants.LONG:
+            wants.check_long(line, name)
+            await trio.lowlevel.checkpoint()  # each decoding of a long line is a step of its own
         return await row.carry_out(self, wants.parse(line, row.fields, row.missing))
 
     # Topics and messages
@@ -91,7 +95,10 @@ class JsonMethods:
         if waiting.cancelled_caught:
             at_once = limits._replace(max_wait=0.0)
             chunk = await self._broker.fetch(wanted.topic, wanted.partition, wanted.offset, at_once)
-        return {"records": [record(message) for message in messages(chunk)]}
+        records: list[Data] = []
+        async for positions in portions(chunk.positions):
+            records += [record(decode_frame(chunk.data, position)) for position in positions]
+        return {"records": records}
 
     async def metrics(self, wanted: wants.MetricsLine) -> Data:
         log = self._broker.topics.log(wanted.topic, wanted.partition)
@@ -146,7 +153,7 @@ class JsonMethods:
 
     async def subscribe(self, wanted: wants.SubscribeLine) -> Data:
         sink = JsonSink(self._name, self._transport, settles_at_once=wanted.auto_ack)
-        active = self.subscribing.join_with(sink, wanted.subscription, wanted.window)
+        active = self.subscribing.join_with(sink, wanted.subscription, narrow(wanted.window))
         return {"subscription": active.name, "topic": active.topic}
 
     async def unsubscribe(self, wanted: wants.SubscriptionLine) -> Data:

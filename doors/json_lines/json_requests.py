@@ -9,9 +9,12 @@ import msgspec
 from msgspec import Meta
 
 from qb.core.groups.group_coordinator import SESSION_TIMEOUT
+from qb.core.wire.argument_errors import first_bad_byte
 from qb.core.wire.errors import BadRequest, PeerMisbehaved
 
 SHOWN = 80  # characters of a peer's own text in an error
+LONG = 1 << 20  # bytes: no request but `produce` needs a longer line
+MOST_STRINGS = 100_000  # in a long line: one decoding cannot be interrupted, and takes about 1 µs for each of them
 _HTTP = re.compile(rb"[A-Z]{1,20} .*HTTP/1\.[01]\s*\Z|host:", re.IGNORECASE)  # its first line, or a header it must have
 
 # A description ends the sentence "<field> must be ...".
@@ -128,7 +131,8 @@ def type_of(line: bytes) -> str:
     if _HTTP.match(line):
         raise PeerMisbehaved("this door speaks JSON lines, not HTTP")
     try:
-        line.decode()
+        if len(line) <= LONG:
+            line.decode()  # strings that are skipped are not looked at below
         opening = _decode(line, _Opening)
     except UnicodeDecodeError as error:
         raise BadRequest(f"Invalid JSON: not UTF-8 (byte {error.start})") from None
@@ -148,6 +152,14 @@ def parse(line: bytes, kind: type[R], missing: str) -> R:
         raise BadRequest(_complaint(str(error), kind, missing)) from None
 
 
+def check_long(line: bytes, name: str) -> None:
+    """Raises BadRequest if a long line of this type would take too long to decode."""
+    if name != "produce":
+        raise BadRequest(f"Line too long: a {name} has at most {LONG} bytes")
+    if line.count(b'"') - line.count(b'\\"') > 2 * MOST_STRINGS:
+        raise BadRequest(f"Line too long: one of more than {LONG} bytes holds at most {MOST_STRINGS} strings")
+
+
 def _decode(line: bytes, kind: type[S]) -> S:
     """Return the line as that kind. Raises BadRequest if it is no JSON, ValidationError if it is of another kind."""
     try:
@@ -159,6 +171,8 @@ def _decode(line: bytes, kind: type[S]) -> S:
         if what.startswith("Input data was truncated"):
             what = f"it ends too early (byte {len(line)})"
         raise BadRequest(f"Invalid JSON: {what}") from None
+    except UnicodeDecodeError:
+        raise BadRequest(f"Invalid JSON: not UTF-8 (byte {first_bad_byte(line)})") from None
     except RecursionError:
         raise BadRequest("Invalid JSON: too deeply nested") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qb.core.pacing import spend
 from qb.core.push.delivery_sinks import FULL, PushedRun
 from qb.core.wire.frames import data_frames
 from qb.doors.json_lines.json_answers import line, record
@@ -22,6 +23,7 @@ class JsonSink:
         return self._transport.queued > FULL
 
     def deliver(self, delivery: PushedRun) -> None:
+        spend(delivery.size)
         where = {
             "subscription": delivery.subscription_id,
             "topic": delivery.topic,

@@ -15,11 +15,12 @@ class LineSplitter:
 
     def feed(self, data: bytes) -> Iterator[bytes | None]:
         """Yield each line that is whole now, without its end; None for one that was longer than the limit."""
-        *ends, beginning = data.split(b"\n")
-        for end in ends:
-            self._keep(end)
+        at = 0  # one line after the other: a list of all of them would take far more memory than the bytes
+        while (end := data.find(b"\n", at)) >= 0:
+            self._keep(data[at:end])
             yield self._take()
-        self._keep(beginning)
+            at = end + 1
+        self._keep(data[at:])
 
     def finish(self) -> Iterator[bytes | None]:
         """Yield the last line if its end never came."""

@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import tracemalloc
 from base64 import b64encode
 
 import pytest
@@ -648,3 +649,31 @@ def test_a_port_in_use_is_a_clear_error_that_says_what_to_set(tmp_path):
         f"qb-server: cannot listen on 127.0.0.1:{port}: something else is using it; "
         "QB_JSON_PORT chooses another port for JSON lines, 0 none\n"
     )
+
+
+# Long lines
+
+
+async def test_a_long_line_is_taken_only_for_a_message(a_broker):
+    async with a_broker() as connect:
+        peer = await connect.lines()
+        await a_topic(peer)
+        assert (await peer.data("produce", topic="a", value="x" * 2**21))["offset"] == 0
+        assert await peer.error("createTopic", topic="x" * 2**20) == (
+            "Line too long: a createTopic has at most 1048576 bytes"
+        )
+        many = {str(number): "" for number in range(100_001)}
+        assert "holds at most 100000 strings" in await peer.error("produce", topic="a", value="", properties=many)
+        await peer.send_bytes(b'{"type":"produce","topic":"a","value":"' + b"x" * 2**20 + b'\xff"}\n')
+        assert (await peer.receive())["error"] == f"Invalid JSON: not UTF-8 (byte {39 + 2**20})"
+
+
+def test_a_flood_of_line_ends_takes_no_more_memory_than_its_bytes():
+    lines = LineSplitter(100)
+    tracemalloc.start()
+    try:
+        count = sum(1 for _ in lines.feed(b"\n" * 500_000))
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+    assert count == 500_000
