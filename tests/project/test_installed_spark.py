@@ -32,4 +32,4 @@ def test_the_source_of_a_wheel_is_found_from_a_directory_of_another_program(inst
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_HOME")}
     environment |= {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}
     done = subprocess.run([python, "-c", PROGRAM], cwd=crowded, env=environment, capture_output=True, text=True)
-    assert done.stdout.strip().endswith("['key', 'value', 'topic', 'partition', 'offset', 'timestamp']"), done.stderr
+    assert done.stdout.strip().startswith("['key', 'value', 'topic', 'partition', 'offset', 'timestamp'"), done.stderr
