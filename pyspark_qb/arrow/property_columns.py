@@ -109,6 +109,6 @@ class _Items:
         return items[np.sort(first)]
 
 
-def _first_at_or_after(places: Numbers, starts: Numbers, nowhere: int) -> Numbers:
-    """Return for each start the first of the sorted places that is not before it."""
-    return np.append(places, nowhere)[np.searchsorted(places, starts)]
+def _first_at_or_after(positions: Numbers, starts: Numbers, nowhere: int) -> Numbers:
+    """Return for each start the first of the sorted positions that is not before it."""
+    return np.append(positions, nowhere)[np.searchsorted(positions, starts)]

@@ -25,7 +25,7 @@ KINDS: dict[str, tuple[tuple[type[t.DataType], ...], str]] = {
 
 @dataclass(frozen=True)
 class Columns:
-    """The place of each column in a row, or None where there is no such column.
+    """The position of each column in a row, or None where there is no such column.
 
     Without `value` the message is the whole row as JSON, and no column has a meaning of its own.
     """
@@ -40,14 +40,14 @@ class Columns:
 
 def columns_of(schema: t.StructType, options: SinkOptions) -> Columns:
     """Return what the columns of a DataFrame mean. Raises BadColumns for one that cannot be published."""
-    places = {field.name.lower(): place for place, field in enumerate(schema.fields)}
-    if len(places) < len(schema.fields):
+    positions = {field.name.lower(): position for position, field in enumerate(schema.fields)}
+    if len(positions) < len(schema.fields):
         raise BadColumns(f"two columns have the same name among {', '.join(schema.fieldNames())}")
     columns = Columns()
-    if "value" in places and options.value_format is None:
+    if "value" in positions and options.value_format is None:
         for field in schema.fields:
             _check(field)
-        columns = Columns(**places)
+        columns = Columns(**positions)
     if options.topic is None and columns.topic is None:
         raise BadColumns('nothing says where the rows go: give option("topic", ...), or a column topic beside value')
     return columns

@@ -35,8 +35,8 @@ class Rows:
 def read_rows(batch: pa.RecordBatch, columns: Columns, topic: str | None) -> Rows:
     """Return the rows of a batch; `topic` is for those that name none. Raises BadColumns."""
 
-    def column(place: int | None) -> pa.Array | None:
-        return None if place is None else batch.column(place)
+    def column(position: int | None) -> pa.Array | None:
+        return None if position is None else batch.column(position)
 
     topics, topic_of = _topics(column(columns.topic), topic)
     return Rows(

@@ -12,7 +12,7 @@ from pyspark_qb.arrow.decoding import FrameChunk
 from pyspark_qb.options.spark_options import Address, SourceOptions
 from pyspark_qb.read.fetches import Fetches, again_if_lost, log
 from pyspark_qb.read.logs import Slice, chosen
-from pyspark_qb.read.query_offsets import OffsetRange, Places, TopicPartition
+from pyspark_qb.read.query_offsets import OffsetRange, Positions, TopicPartition
 from qb.clients.blocking.client import BrokerClient
 from qb.clients.protocol.client_errors import LogDamaged, UnknownTopic
 from qb.clients.protocol.fetch_requests import PartitionExtent
@@ -75,9 +75,9 @@ class BrokerLogs:
         about = self._address, self._options.request_timeout, self._options.fail_on_data_loss
         return [BrokerSlice(range, *about) for range in ranges]
 
-    def commit(self, group: str, places: Places) -> None:
+    def commit(self, group: str, positions: Positions) -> None:
         """Tell the broker how far a group has come, for its tools to show."""
-        offsets = [(*partition, offset) for partition, offset in places.items()]
+        offsets = [(*partition, offset) for partition, offset in positions.items()]
         again_if_lost(lambda: self._client.commit_offsets(group, offsets))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How far a query has come in each partition, and what lies between two such places.
+"""How far a query has come in each partition, and what lies between two such positions.
 
 Spark keeps offsets as JSON: `{"topic": {"0": 42}}`, the next offset to read of each partition.
 """
@@ -41,26 +41,26 @@ class OffsetRange(NamedTuple):
         return self.end - self.start
 
 
-Places = dict[TopicPartition, int]  # an offset in each partition
+Positions = dict[TopicPartition, int]  # an offset in each partition
 AtTime = Callable[[TopicPartition, int], int]  # partition, ms since 1970 -> the first offset appended then or later
 
 
-def to_json(places: Places, begun: Places | None = None) -> dict[str, Any]:
-    """Return places as Spark keeps them, always in the same order, since it compares texts.
+def to_json(positions: Positions, begun: Positions | None = None) -> dict[str, Any]:
+    """Return positions as Spark keeps them, always in the same order, since it compares texts.
 
     `begun` is where the query began, in that place itself and at the end of the first batch. Spark does not keep it: it
     asks for it anew when it repeats the first batch after a crash, and by then `latest` has moved on.
     """
     listed: dict[str, Any] = {}
-    for (topic, partition), offset in sorted(places.items()):
+    for (topic, partition), offset in sorted(positions.items()):
         listed.setdefault(topic, {})[str(partition)] = offset
     if begun is not None:
         listed[BEGUN] = to_json(begun)
     return listed
 
 
-def from_json(listed: Mapping[str, Any]) -> Places:
-    """Return the places that to_json() was given."""
+def from_json(listed: Mapping[str, Any]) -> Positions:
+    """Return the positions that to_json() was given."""
     topics = {topic: offsets for topic, offsets in listed.items() if topic != BEGUN}
     return {
         TopicPartition(topic, int(partition)): offset
@@ -69,7 +69,7 @@ def from_json(listed: Mapping[str, Any]) -> Places:
     }
 
 
-def begun_in(listed: Mapping[str, Any]) -> Places | None:
+def begun_in(listed: Mapping[str, Any]) -> Positions | None:
     """Return where the query began, if no batch but the first ends here."""
     return from_json(listed[BEGUN]) if BEGUN in listed else None
 
@@ -80,8 +80,8 @@ def resolve(
     time_ms: int | None,
     default: str,
     at_time: AtTime,
-) -> Places:
-    """Return the places that options mean: offsets or a time, or else the default ("earliest" or "latest").
+) -> Positions:
+    """Return the positions that options mean: offsets or a time, or else the default ("earliest" or "latest").
 
     Partitions that are not listed in `offsets` are at the default. Raises BadOption for one that there is not.
     """
@@ -99,18 +99,20 @@ def _meant(offset: int, extent: PartitionExtent) -> int:
     return {EARLIEST: extent.first, LATEST: extent.next}.get(offset, offset)
 
 
-def checked(places: Places, extents: Mapping[TopicPartition, PartitionExtent], *, fail_on_data_loss: bool) -> Places:
-    """Return places that are in the logs: moved there if they are not, or raises DataLost."""
-    inside = {each: min(max(offset, extents[each].first), extents[each].next) for each, offset in places.items()}
-    for partition, offset in places.items():
+def checked(
+    positions: Positions, extents: Mapping[TopicPartition, PartitionExtent], *, fail_on_data_loss: bool
+) -> Positions:
+    """Return positions that are in the logs: moved there if they are not, or raises DataLost."""
+    inside = {each: min(max(offset, extents[each].first), extents[each].next) for each, offset in positions.items()}
+    for partition, offset in positions.items():
         if fail_on_data_loss and offset != inside[partition]:
             first, end = extents[partition]
             raise DataLost(f"{partition} holds the offsets from {first} up to {end}, and {offset} was asked for")
     return inside
 
 
-def limited(start: Places, end: Places, most: int) -> Places:
-    """Return places of which `most` rows lie behind the start: a share of them in each partition, as it has rows."""
+def limited(start: Positions, end: Positions, most: int) -> Positions:
+    """Return positions of which `most` rows lie behind the start: a share of them in each partition, as it has rows."""
     rows = {each: max(offset - start.get(each, 0), 0) for each, offset in end.items()}
     total = sum(rows.values())
     if total <= most:
@@ -122,7 +124,7 @@ def limited(start: Places, end: Places, most: int) -> Places:
     return {each: start.get(each, 0) + shares[each] if rows[each] else offset for each, offset in end.items()}
 
 
-def ranges(start: Places, end: Places) -> list[OffsetRange]:
+def ranges(start: Positions, end: Positions) -> list[OffsetRange]:
     """Return what lies between; a partition that was not there at the start is read from its first message on.
 
     An end before the start means that the topic was made anew: then it is read from its first message on, too.

@@ -20,7 +20,7 @@ from pyspark_qb.read.broker_logs import BrokerLogs
 from pyspark_qb.read.fetches import log
 from pyspark_qb.read.logs import Slice
 from pyspark_qb.read.query_offsets import (
-    Places,
+    Positions,
     TopicPartition,
     begun_in,
     checked,
@@ -42,9 +42,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options, self._columns = options, columns
         self._logs = BrokerLogs(options)
         self._initial: dict[str, Any] | None = None
-        self._told: Places | None = None  # what the broker knows of the query
-        self._ends: Places | None = None  # as they were last seen
-        self._target: Places | None = None  # Trigger.AvailableNow: there is nothing behind these
+        self._committed: Positions | None = None  # what was last committed for the group of the query
+        self._ends: Positions | None = None  # as they were last seen
+        self._target: Positions | None = None  # Trigger.AvailableNow: there is nothing behind these
 
     def initialOffset(self) -> dict[str, Any]:
         """Return where a new query begins: always the same, however often it is asked."""
@@ -67,16 +67,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return where the next batch ends; the start itself if there is nothing to read. Raises DataLost."""
-        places = from_json(start)
-        self._tell(places)  # Spark asks for another batch when the last one is done, also if there is none
+        positions = from_json(start)
+        self._commit(positions)  # Spark asks for another batch when the last one is done, also if there is none
         extents = self._extents()
-        self._check_loss(places, extents)
+        self._check_loss(positions, extents)
         self._ends = {each: extent.next for each, extent in extents.items()}
-        end = self._until_target(places, self._ends)
+        end = self._until_target(positions, self._ends)
         if isinstance(limit, ReadMaxRows):
-            end = limited(places, end, limit.max_rows)
+            end = limited(positions, end, limit.max_rows)
         begun = begun_in(start)
-        return start if end == places else to_json(end, begun if begun == places else None)
+        return start if end == positions else to_json(end, begun if begun == positions else None)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return where the logs end, for Spark to show how far behind the query is."""
@@ -95,37 +95,37 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Take note that a batch is done. Spark says so only when it begins another one."""
-        self._tell(from_json(end))
+        self._commit(from_json(end))
 
     def stop(self) -> None:
         """End the connection."""
         self._logs.close()
 
-    def _tell(self, places: Places) -> None:
+    def _commit(self, positions: Positions) -> None:
         """Tell the broker how far the query has come; it goes on if that fails."""
-        if places == self._told:
+        if positions == self._committed:
             return
-        self._told, group = places, self._options.group_id or default_group(self._options)
+        self._committed, group = positions, self._options.group_id or default_group(self._options)
         try:
-            self._logs.commit(group, places)
+            self._logs.commit(group, positions)
         except QBError as error:
             log.warning("the broker does not know how far group %s has come: %s", group, error)
 
     def _extents(self) -> dict[TopicPartition, PartitionExtent]:
         return self._logs.extents(missing_ok=not self._options.fail_on_data_loss)
 
-    def _check_loss(self, places: Places, extents: Mapping[TopicPartition, PartitionExtent]) -> None:
+    def _check_loss(self, positions: Positions, extents: Mapping[TopicPartition, PartitionExtent]) -> None:
         """Raises DataLost if a partition is gone, or was made anew; of messages that are gone the tasks tell."""
-        for partition, offset in places.items():
+        for partition, offset in positions.items():
             extent = extents.get(partition)
             if self._options.fail_on_data_loss and (extent is None or extent.next < offset):
                 found = "is gone" if extent is None else f"ends at offset {extent.next}: it was made anew"
                 raise DataLost(f"{partition} was read up to offset {offset}, and now it {found}")
 
-    def _until_target(self, places: Places, ends: Places) -> Places:
+    def _until_target(self, positions: Positions, ends: Positions) -> Positions:
         if self._target is None:
             return ends
-        return {each: min(end, self._target.get(each, places.get(each, 0))) for each, end in ends.items()}
+        return {each: min(end, self._target.get(each, positions.get(each, 0))) for each, end in ends.items()}
 
 
 def default_group(options: SourceOptions) -> str:

@@ -25,7 +25,7 @@ BLOCK = 256 * 1024  # bytes of rows without a key that go to one partition befor
 RUN = STAGE_BYTES  # what is not longer is sent as it is
 HELD = 16 * 1024 * 1024  # bytes that wait at most, of all partitions together, to become long runs
 
-_SHIFT = 32  # a place is a number: the topic's index above, the partition below
+_SHIFT = 32  # a target is a number: the topic's index above, the partition below
 
 
 class FrameRun(NamedTuple):
@@ -67,22 +67,22 @@ class Router:
 
 def runs_of(rows: Rows, partitions: np.ndarray, frames: pa.LargeBinaryArray) -> Iterator[FrameRun]:
     """Yield the frames in runs; the order within a partition is that of the rows."""
-    places = partitions if rows.topic_of is None else partitions + (rows.topic_of.astype(np.int64) << _SHIFT)
-    borders = np.flatnonzero(np.diff(places))
+    targets = partitions if rows.topic_of is None else partitions + (rows.topic_of.astype(np.int64) << _SHIFT)
+    borders = np.flatnonzero(np.diff(targets))
     if len(borders) and not _in_blocks(rows):
-        order = np.argsort(places, kind="stable")
-        places, frames = places[order], frames.take(pa.array(order))
-        borders = np.flatnonzero(np.diff(places))
+        order = np.argsort(targets, kind="stable")
+        targets, frames = targets[order], frames.take(pa.array(order))
+        borders = np.flatnonzero(np.diff(targets))
     ends = np.frombuffer(frames.buffers()[1], np.int64)[: len(frames) + 1]
     data = memoryview(frames.buffers()[2])
-    for first, last in pairwise([0, *(borders + 1).tolist(), len(places)]):
-        topic, partition = divmod(int(places[first]), 1 << _SHIFT)
+    for first, last in pairwise([0, *(borders + 1).tolist(), len(targets)]):
+        topic, partition = divmod(int(targets[first]), 1 << _SHIFT)
         for start, stop in _cuts(ends, first, last):
             yield FrameRun(rows.topics[topic], partition, data[ends[start] : ends[stop]], stop - start)
 
 
 def _in_blocks(rows: Rows) -> bool:
-    """True if nothing but turns decides where the rows go: then those for the same place are neighbours."""
+    """True if nothing but turns decides where the rows go: then those for the same target are neighbours."""
     return rows.keys is None and rows.partitions is None and rows.topic_of is None
 
 
@@ -124,16 +124,16 @@ class Gatherer:
 
     def add(self, run: FrameRun) -> Iterator[FrameRun]:
         """Yield what is long enough now, or cannot wait."""
-        place, size = (run.topic, run.partition), len(run.frames)
-        frames, count = self._waiting.pop(place, (bytearray(), 0))
+        target, size = (run.topic, run.partition), len(run.frames)
+        frames, count = self._waiting.pop(target, (bytearray(), 0))
         if count and len(frames) + size > RUN:
-            yield self._let_go(place, frames, count)
+            yield self._let_go(target, frames, count)
             frames, count = bytearray(), 0
         if not count and 2 * size > RUN:
             yield run
             return
         frames += run.frames
-        self._waiting[place] = frames, count + run.rows
+        self._waiting[target] = frames, count + run.rows
         self._held += size
         if self._held > HELD:
             yield from self.rest()
@@ -141,9 +141,9 @@ class Gatherer:
     def rest(self) -> Iterator[FrameRun]:
         """Yield all that still waits."""
         while self._waiting:
-            place, (frames, count) = self._waiting.popitem()
-            yield self._let_go(place, frames, count)
+            target, (frames, count) = self._waiting.popitem()
+            yield self._let_go(target, frames, count)
 
-    def _let_go(self, place: tuple[str, int], frames: bytearray, count: int) -> FrameRun:
+    def _let_go(self, target: tuple[str, int], frames: bytearray, count: int) -> FrameRun:
         self._held -= len(frames)
-        return FrameRun(*place, frames, count)
+        return FrameRun(*target, frames, count)

@@ -57,11 +57,11 @@ class Sink:
 
         turn = _task().partitionId() + (number or 0)
         with connected(self.options) as client:
-            outlet = RowPublisher(client, self.options, self.columns, turn)
+            publisher = RowPublisher(client, self.options, self.columns, turn)
             if self.options.delivery == "at-least-once":
-                outlet.publish(batches)
+                publisher.publish(batches)
                 return TaskDone(transaction, number, StagedRows())
-            return TaskDone(transaction, number, outlet.stage(batches, transaction, number))
+            return TaskDone(transaction, number, publisher.stage(batches, transaction, number))
 
     def commit(self, messages: Messages) -> None:
         """Make what the tasks staged visible, all of it at once; return when it is."""

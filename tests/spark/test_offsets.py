@@ -1,4 +1,4 @@
-"""Where a query is in each partition, and what lies between two such places: pure arithmetic."""
+"""Where a query is in each partition, and what lies between two such positions: pure arithmetic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark_qb.options.spark_errors import BadOption, DataLost
 from pyspark_qb.read.query_offsets import (
     ROWS_PER_TASK,
     OffsetRange,
-    Places,
+    Positions,
     TopicPartition,
     begun_in,
     checked,
@@ -26,25 +26,25 @@ from pyspark_qb.read.query_offsets import (
 from qb.clients.protocol.fetch_requests import PartitionExtent
 
 partitions = st.builds(TopicPartition, st.sampled_from(["a", "b-c", "Z.9"]), st.integers(0, 12))
-places = st.dictionaries(partitions, st.integers(0, 1000), max_size=6)
+positions = st.dictionaries(partitions, st.integers(0, 1000), max_size=6)
 A, B = TopicPartition("a", 0), TopicPartition("b", 1)
 
 
-@given(here=places, begun=st.none() | places)
-def test_places_survive_the_way_through_json(here: Places, begun: Places | None) -> None:
+@given(here=positions, begun=st.none() | positions)
+def test_positions_survive_the_way_through_json(here: Positions, begun: Positions | None) -> None:
     listed = json.loads(json.dumps(to_json(here, begun)))
     assert from_json(listed) == here
     assert begun_in(listed) == begun
 
 
-@given(here=places)
-def test_equal_places_are_equal_texts(here: Places) -> None:
+@given(here=positions)
+def test_equal_positions_are_equal_texts(here: Positions) -> None:
     backwards = dict(reversed(here.items()))
     assert json.dumps(to_json(here)) == json.dumps(to_json(backwards))
 
 
-@given(start=places, more=st.dictionaries(partitions, st.integers(0, 1000)), most=st.integers(1, 500))
-def test_a_limited_batch_has_exactly_as_many_rows_as_it_may(start: Places, more: Places, most: int) -> None:
+@given(start=positions, more=st.dictionaries(partitions, st.integers(0, 1000)), most=st.integers(1, 500))
+def test_a_limited_batch_has_exactly_as_many_rows_as_it_may(start: Positions, more: Positions, most: int) -> None:
     end = start | {each: start.get(each, 0) + rows for each, rows in more.items()}
     cut = limited(start, end, most)
     assert cut.keys() == end.keys()
