@@ -95,7 +95,8 @@ class Http11Protocol(H11Protocol):
             await self.send(Closed())
 
     async def _check_protocol(self, event: h11.Request) -> None:
-        """Called with each request before it is handled. Raises HttpError."""
+        """Called with each whole head of a request. Raises HttpError."""
+        self.connection_state["peer"].finished(len(self.connection.trailing_data[0]))
         check_framing(event)
 
     async def _send_error_response(self, status_code: int) -> None:

@@ -129,24 +129,23 @@ class Endpoint:
         check_origin(headers)
         row = self._row(scope["method"])
         query = parse_query(scope["query_string"], row.query)
-        peer = scope["state"].get("peer")
+        peer = scope["state"]["peer"]
         call = RouteCall(self._service, scope["path_params"], query, None, headers, peer)
         if row.body is None:
             return _respond(await row.carry_out(call))
-        async with self._body(row, headers, receive) as body:
+        async with self._body(row, headers, BodyParts(receive, peer)) as body:
             return _respond(await row.carry_out(call._replace(body=body)))
 
     @asynccontextmanager
-    async def _body(self, row: RouteRow, headers: Headers, receive: Receive) -> AsyncIterator[Any]:
+    async def _body(self, row: RouteRow, headers: Headers, parts: BodyParts) -> AsyncIterator[Any]:
         """Lend the body as what its route takes: checked JSON, lines that are still to be read, or bytes."""
+        check_encoding(headers)
         kind = media_type(headers)
         limit = body_limit(row, kind, self._service.broker.settings.server)
         if kind == LINES and LINES in row.media_types:
-            check_encoding(headers)
-            async with self._reader.room() as room:
-                yield LineBody(BodyParts(receive), limit, room)
+            yield LineBody(parts, limit, self._reader.room)
             return
-        async with self._reader.read(receive, headers, limit) as body:
+        async with self._reader.read(parts, headers, limit) as body:
             yield body if kind in row.media_types else self._decode(row, headers, body)
 
     def _row(self, method: str) -> RouteRow:

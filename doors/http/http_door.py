@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import socket
-from contextlib import suppress
 
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
@@ -16,18 +15,17 @@ from hypercorn.config import Config
 from hypercorn.trio.worker_context import WorkerContext
 
 from qb.core.broker.message_broker import MessageBroker
-from qb.core.wire.errors import BrokerError
+from qb.core.wire.errors import BrokerError, PeerMisbehaved
 from qb.doors.http.http11 import Http11Server
 from qb.doors.http.http_app import make_app, make_service
-from qb.doors.http.http_errors import raw_response, refusal
-from qb.doors.http.streams.event_stream import HttpPeer
+from qb.doors.http.http_errors import HttpError, raw_response, refusal
+from qb.doors.http.http_peer import HttpPeer
 from qb.doors.peer_life import PeerLife
 from qb.doors.transport import Transport
 
 log = logging.getLogger("qb.http")
 
 IDLE = 75.0  # seconds that a connection may stay open without a request
-LINGER = 2.0  # seconds that a peer has to notice that we have closed
 
 
 class HttpDoor:
@@ -46,6 +44,7 @@ class HttpDoor:
         self._config.include_server_header = False
         self._config.keep_alive_timeout = IDLE
         self._config.keep_alive_max_requests = 2**31
+        self._config.max_app_queue_size = 1  # parts of a body that wait until they are read
 
     def open(self, transport: Transport, address: str) -> HttpSession:
         return HttpSession(self, HttpPeer(transport, address))
@@ -76,6 +75,9 @@ class HttpSession:
         self._lingering = trio.CancelScope()
         self._scope = trio.CancelScope()
         self._life = PeerLife(peer.transport, door.heartbeat_interval)
+        self._conversing = trio.CancelScope()
+        self._broken_off: bytes | None = None  # what the peer is told when we break off
+        peer.transport.unfinished.refuse = self._break_off
 
     async def run(self) -> None:
         """Serve the peer until it goes or is dropped. Raises nothing."""
@@ -85,22 +87,24 @@ class HttpSession:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(transport.send_queued)
                     nursery.start_soon(self._end_when_draining)
-                    await self._door.converse(self._peer, self._context)
+                    with self._conversing:
+                        await self._door.converse(self._peer, self._context)
+                    if self._broken_off is not None:
+                        transport.send(self._broken_off)
                     await transport.wait_for_room(0)
-                    await self._linger()
+                    with self._lingering:
+                        await transport.linger()
                     nursery.cancel_scope.cancel()
         except Exception:
             log.exception("connection of %s ended by a fault of ours", self._peer.address)
         finally:
             transport.close()
 
-    async def _linger(self) -> None:
-        """Let a peer that is still sending read its answer: closing now would be a reset, and might destroy it."""
-        self._lingering.deadline = trio.current_time() + LINGER
-        with self._lingering, suppress(OSError):
-            self._peer.transport.sock.shutdown(socket.SHUT_WR)
-            while await self._peer.transport.receive():
-                pass
+    def _break_off(self, error: BrokerError) -> None:
+        """Give up a request that is not whole: its time is over, or others need the room."""
+        why = HttpError(408, "TOO_SLOW", str(error)) if isinstance(error, PeerMisbehaved) else error
+        self._broken_off = raw_response(*refusal(why))
+        self._conversing.cancel()
 
     async def _end_when_draining(self) -> None:
         """Close the connection as soon as no request is being answered."""
@@ -138,7 +142,9 @@ class HypercornStream:
     async def receive_some(self, max_bytes: int) -> bytes:
         if not (self._closed or self._transport.gone):
             with trio.CancelScope() as self._reading:
-                return await self._transport.receive()
+                data = await self._transport.receive(max_bytes)
+                self._peer.received(len(data))
+                return data
         raise trio.ClosedResourceError
 
     async def send_all(self, data: bytes) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 import trio
 
 from qb.core.pacing import spend
+from qb.doors.http.body_room import BodyRoom
 from qb.doors.http.http_errors import HttpError
-from qb.doors.http.request_bodies import SMALL, BodyLimit, BodyParts, Room
+from qb.doors.http.request_bodies import BodyLimit, BodyParts
 
 PORTION_LINES = 5_000
 PORTION_BYTES = 1 << 20
@@ -28,32 +31,41 @@ class LineBody:
     Args:
         parts: The body as it arrives.
         limit: How long a line may be.
-        room: Entered when more than a little is held.
+        room: Where a portion gets room while it is handled.
     """
 
-    def __init__(self, parts: BodyParts, limit: BodyLimit, room: Room) -> None:
+    def __init__(self, parts: BodyParts, limit: BodyLimit, room: BodyRoom) -> None:
         self._parts = parts
         self._limit = limit
         self._room = room
         self._unread = b""
         self._unfinished = bytearray()
         self._number = 0
+        self._taken = 0  # bytes of the lines that were cut last
 
-    async def next_portion(self) -> list[NumberedLine] | None:
-        """Return the next lines, without blank ones, of about PORTION_BYTES or PORTION_LINES; None at the end.
+    @asynccontextmanager
+    async def portion(self) -> AsyncIterator[list[NumberedLine] | None]:
+        """Lend the next lines, without blank ones, of about PORTION_BYTES or PORTION_LINES; None at the end.
 
         Raises HttpError if a line is too long, if there are too many, or if they do not come; PeerGone.
         """
+        lines = await self._next_portion()
+        size = sum(len(line.text) for line in lines or ())
+        async with self._room.of(size):
+            self._parts.peer.took(self._taken)
+            self._taken = 0
+            yield lines
+
+    async def _next_portion(self) -> list[NumberedLine] | None:
         await trio.lowlevel.checkpoint()
         lines: list[NumberedLine] = []
         seen = size = 0
         while seen < PORTION_LINES and size < PORTION_BYTES and await self._read():
             whole = self._cut(PORTION_LINES - seen)
             seen += len(whole)
-            size += sum(map(len, whole))
+            size += sum(map(len, whole)) + len(whole)
             lines += self._numbered(whole)
-            if len(self._unfinished) > SMALL:
-                await self._room.enter()
+        self._taken = size
         return lines if seen or await self._read() else None
 
     async def _read(self) -> bool:

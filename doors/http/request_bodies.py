@@ -11,15 +11,15 @@ import msgspec
 import trio
 
 from qb.core.wire.argument_errors import in_words, why_no_json
+from qb.doors.http.body_room import BodyRoom
 from qb.doors.http.http_errors import HttpError, bad_request
+from qb.doors.http.http_peer import HttpPeer
 
 JSON = "application/json"
 LINES = "application/x-ndjson"
 RAW = "application/octet-stream"
-SMALL = 1 << 20  # bytes; a larger body waits until fewer than LARGE_AT_ONCE others are being dealt with
-LARGE_AT_ONCE = 4
+HANDLED_AT_ONCE = 1 << 26  # bytes of all bodies that are being handled
 PATIENCE = 30.0  # seconds without a byte of a body until the request is refused
-LONGEST = 300.0  # seconds that a body may take altogether
 SHOWN = 200  # characters of a peer's own text in an error
 # One decoding of JSON cannot be interrupted. It takes about 0.4 µs for each name and each text in it, so they are
 # limited, and counted before: each begins with a quote that no backslash precedes.
@@ -38,26 +38,18 @@ class BodyReader:
     """Reads bodies so that all of them together stay within bounds."""
 
     def __init__(self) -> None:
-        self._large = trio.CapacityLimiter(LARGE_AT_ONCE)
+        self.room = BodyRoom(HANDLED_AT_ONCE)
 
     @asynccontextmanager
-    async def read(self, receive: Receive, headers: Mapping[str, str], limit: BodyLimit) -> AsyncIterator[bytes]:
-        """Lend the body; while it is lent, it takes part of the room for large ones. Raises HttpError, PeerGone."""
-        check_encoding(headers)
+    async def read(self, parts: BodyParts, headers: Mapping[str, str], limit: BodyLimit) -> AsyncIterator[bytes]:
+        """Lend the whole body. Raises HttpError if it is too large or does not come, PeerGone."""
         declared = headers.get("content-length", "0")
         if len(declared) > 18 or int(declared) > limit.size:
             raise limit.exceeded()
-        async with self.room() as room:
-            yield await _collect(BodyParts(receive), limit, room)
-
-    @asynccontextmanager
-    async def room(self) -> AsyncIterator[Room]:
-        """Lend a place among the large bodies, which is taken only when it is entered."""
-        room = Room(self._large)
-        try:
-            yield room
-        finally:
-            room.leave()
+        body = await _collect(parts, limit)
+        async with self.room.of(len(body)):
+            parts.peer.finished()
+            yield body
 
 
 class BodyLimit(NamedTuple):
@@ -73,59 +65,34 @@ class BodyLimit(NamedTuple):
         )
 
 
-class Room:
-    """A place among the large bodies, once one is needed."""
-
-    def __init__(self, limiter: trio.CapacityLimiter) -> None:
-        self._limiter = limiter
-        self._inside = False
-
-    async def enter(self) -> None:
-        """Return when there is a place."""
-        if not self._inside:
-            await self._limiter.acquire_on_behalf_of(self)
-            self._inside = True
-
-    def leave(self) -> None:
-        if self._inside:
-            self._limiter.release_on_behalf_of(self)
-
-
 class BodyParts:
-    """A body as it arrives, within the time that it may take."""
+    """A body as it arrives."""
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._ends_at = trio.current_time() + LONGEST
+    def __init__(self, receive: Receive, peer: HttpPeer) -> None:
+        self.peer = peer
         self.more = True  # may there be another part?
+        self._receive = receive
 
     async def next(self) -> bytes:
         """Return the next part, which may be empty. Raises HttpError if it does not come, PeerGone."""
-        now = trio.current_time()
-        with trio.move_on_at(min(now + PATIENCE, self._ends_at)):
+        with trio.move_on_after(PATIENCE):
             event = await self._receive()
             if event["type"] == "http.disconnect":
                 raise PeerGone
             self.more = event.get("more_body", False)
             part: bytes = event.get("body", b"")
             return part
-        raise _too_slow(PATIENCE if now + PATIENCE < self._ends_at else LONGEST)
+        what = f"no byte of the body came for {PATIENCE:g} s"
+        raise HttpError(408, "TOO_SLOW", what, {"connection": "close"})
 
 
-async def _collect(parts: BodyParts, limit: BodyLimit, room: Room) -> bytes:
-    """Return the whole body. Raises HttpError if it is too large or too slow, PeerGone."""
+async def _collect(parts: BodyParts, limit: BodyLimit) -> bytes:
     body = bytearray()
     while parts.more:
         body += await parts.next()
         if len(body) > limit.size:
             raise limit.exceeded()
-        if len(body) > SMALL:
-            await room.enter()
     return bytes(body)
-
-
-def _too_slow(seconds: float) -> HttpError:
-    return HttpError(408, "TOO_SLOW", f"the body did not come within {seconds:g} s", {"connection": "close"})
 
 
 def check_encoding(headers: Mapping[str, str]) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import trio
@@ -15,9 +16,10 @@ from hypothesis import strategies as st
 
 from qb.core import pacing
 from qb.doors.http import line_body
+from qb.doors.http.body_room import BodyRoom
 from qb.doors.http.http_errors import HttpError
 from qb.doors.http.line_body import LineBody
-from qb.doors.http.request_bodies import BodyLimit, BodyParts, Room
+from qb.doors.http.request_bodies import BodyLimit, BodyParts
 
 NDJSON = {"content-type": "application/x-ndjson"}
 RAW = {"content-type": "application/octet-stream"}
@@ -36,11 +38,13 @@ def cut(parts: Sequence[bytes], limit: int = 100) -> list[list[tuple[int, bytes]
         async def receive() -> Any:
             return next(events, {"type": "http.request", "body": b"", "more_body": False})
 
-        body = LineBody(BodyParts(receive), BodyLimit(limit), Room(trio.CapacityLimiter(1)))
+        body = LineBody(BodyParts(receive, Mock()), BodyLimit(limit), BodyRoom(MiB))
         found = []
-        while (portion := await body.next_portion()) is not None:
-            found.append([tuple(line) for line in portion])
-        return found
+        while True:
+            async with body.portion() as portion:
+                if portion is None:
+                    return found
+                found.append([tuple(line) for line in portion])
 
     return trio.run(run)
 
@@ -56,7 +60,7 @@ def test_lines_do_not_depend_on_how_the_body_is_cut(text, cuts):
 def test_a_portion_has_a_bounded_number_of_lines_and_bytes(monkeypatch):
     monkeypatch.setattr(line_body, "PORTION_LINES", 3)
     assert [len(portion) for portion in cut([b"x\n" * 10])] == [3, 3, 3, 1]
-    monkeypatch.setattr(line_body, "PORTION_BYTES", 5)
+    monkeypatch.setattr(line_body, "PORTION_BYTES", 6)
     assert [len(portion) for portion in cut([b"xxxx\n"] * 4)] == [2, 2]
 
 
@@ -70,6 +74,33 @@ def test_blank_lines_are_counted_too_and_100_000_are_allowed(monkeypatch):
     assert cut([b"\n" * 99_999 + b"x\n"])[-1] == [(100_000, b"x")]
     with pytest.raises(HttpError, match="more than 100000 lines"):
         cut([b"\n" * 100_001])
+
+
+async def test_bodies_get_in_one_after_another_and_a_cancelled_one_makes_way(autojump_clock):
+    room, inside = BodyRoom(10), []
+
+    async def stay(name, size, until):
+        async with room.of(size):
+            inside.append(name)
+            await until.wait()
+            inside.remove(name)
+
+    first, rest = trio.Event(), trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stay, "larger than the limit", 11, first)
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.move_on_after(1):
+            await stay("cancelled", 8, rest)
+        for name, size in (("a", 6), ("b", 6), ("c", 1)):
+            nursery.start_soon(stay, name, size, rest)
+            await trio.testing.wait_all_tasks_blocked()
+        assert inside == ["larger than the limit"]
+        first.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert inside == ["a"]  # c could get in, but b came first
+        rest.set()
+    async with room.of(10):
+        pass
 
 
 # Storing
@@ -88,7 +119,7 @@ async def test_lines_are_stored_while_the_rest_is_still_to_come(a_broker, monkey
         head = "POST /topics/t/messages HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/x-ndjson\r\n"
         await peer.stream.send_all(f"{head}content-length: {5 * len(line)}\r\n\r\n".encode() + line * 3)
         with trio.fail_after(10):
-            while connect.broker.log("t", 0).end_offset < 2:
+            while connect.broker.topics.log("t", 0).end_offset < 2:
                 await trio.testing.wait_all_tasks_blocked(0.001)
             await peer.stream.send_all(line * 2)
             answer = b""
@@ -112,7 +143,7 @@ async def test_a_bad_line_ends_the_request_and_the_answer_lists_what_the_portion
         assert answer.status == status
         assert answer.json["error"].startswith("line 4: ")
         assert [each["offset"] for each in answer.json["stored"]] == [0, 1]
-        assert connect.broker.log("t", 0).end_offset == 2
+        assert connect.broker.topics.log("t", 0).end_offset == 2
 
 
 async def test_a_bad_line_of_the_first_portion_stores_nothing(a_broker):
@@ -121,7 +152,7 @@ async def test_a_bad_line_of_the_first_portion_stores_nothing(a_broker):
         await make(peer)
         answer = await peer.ask("POST", "/topics/t/messages", body=b'{"value":"x"}\n{"value":7}', headers=NDJSON)
         assert (answer.status, "stored" in answer.json) == (400, False)
-        assert connect.broker.log("t", 0).end_offset == 0
+        assert connect.broker.topics.log("t", 0).end_offset == 0
 
 
 async def test_a_line_longer_than_a_json_text_may_be_is_told_to_come_raw(a_broker):
@@ -243,3 +274,73 @@ async def test_no_step_handles_more_items_than_it_may_however_many_lines_there_a
             answer = await peer.ask("POST", "/topics/t/messages", body=line * count, headers=NDJSON)
         assert answer.status == status
         assert 0 < step.most <= pacing.MOST_AT_ONCE
+
+
+# Unfinished requests share the budget of all peers
+
+
+HEAD = "POST /topics/t/messages HTTP/1.1\r\nhost: localhost\r\ncontent-type: {}\r\ncontent-length: {}\r\n\r\n"
+
+
+async def begin(connect, kind: str, size: int, sent: bytes):
+    """Send the beginning of a request."""
+    peer = await connect.http()
+    await peer.stream.send_all(HEAD.format(kind, size).encode() + sent)
+    await trio.testing.wait_all_tasks_blocked(0.01)  # until it is read
+    return peer
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/x-ndjson", "application/octet-stream"])
+async def test_the_request_that_has_waited_longest_makes_way_when_the_budget_is_spent(a_broker, kind):
+    async with a_broker(max_unfinished_bytes=MiB) as connect:
+        await make(await connect.http())
+        first = await begin(connect, kind, 2 * MiB, b"x" * (MiB // 2))
+        second = await begin(connect, kind, 2 * MiB, b"x" * (MiB * 3 // 4))
+        with trio.fail_after(10):
+            answer = await first.stream.receive_some()
+            assert answer.startswith(b"HTTP/1.1 429 ")
+            assert b"QB_MAX_UNFINISHED_BYTES" in answer
+            assert await first.stream.receive_some() == b""
+            await second.stream.send_all(b"x" * (2 * MiB - MiB * 3 // 4))
+            assert (await second.stream.receive_some()).startswith(b"HTTP/1.1 ")
+
+
+async def test_a_finished_request_is_not_counted_any_more(a_broker):
+    async with a_broker(max_unfinished_bytes=MiB) as connect:
+        peer = await connect.http()
+        await make(peer)
+        for _ in range(3):
+            await peer.ok("POST", "/topics/t/messages", {"value": "x" * (MiB // 2)})
+            await peer.ask("GET", "/nowhere")
+        other = await begin(connect, "application/json", MiB, b"x" * (MiB // 2))
+        await peer.ok("GET", "/health")
+        other.vanish()
+
+
+async def test_a_long_stream_of_lines_counts_only_with_what_is_not_a_line_yet(a_broker):
+    async with a_broker(max_unfinished_bytes=2 * MiB) as connect:
+        peer = await connect.http()
+        await make(peer)
+        body = b'{"value":"%s"}\n' % (b"x" * 1_000) * 8_000
+        answer = await peer.ask("POST", "/topics/t/messages", body=body, headers=NDJSON)
+        assert answer.status == 200
+        assert len(answer.json["messages"]) == 8_000
+
+
+async def test_a_request_that_is_not_finished_in_time_is_refused(a_broker):
+    async with a_broker(frame_deadline=0.2) as connect:
+        await make(await connect.http())
+        peer = await begin(connect, "application/json", 100, b"x")
+        with trio.fail_after(10):
+            answer = await peer.stream.receive_some()
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"QB_FRAME_DEADLINE" in answer
+
+
+async def test_health_is_answered_while_others_hold_all_that_may_be_held(a_broker):
+    async with a_broker(max_unfinished_bytes=MiB, max_connections=20) as connect:
+        await make(await connect.http())
+        for _ in range(30):
+            await begin(connect, "application/json", 2 * MiB, b"x" * 60_000)
+        peer = await connect.http()
+        assert await peer.ok("GET", "/health") == {"status": "healthy"}

@@ -205,23 +205,27 @@ async def test_a_body_that_does_not_come_is_not_waited_for_for_ever(a_broker, mo
         assert (await peer.stream.receive_some()).startswith(b"HTTP/1.1 408 ")
 
 
-async def test_only_so_many_large_bodies_are_held_at_once(a_broker):
-    async with a_broker(shutdown_grace=0.1) as connect:
-        peers = [await connect.http() for _ in range(5)]
+async def test_bodies_that_are_handled_together_stay_within_a_limit(a_broker, monkeypatch):
+    monkeypatch.setattr(http_bodies, "HANDLED_AT_ONCE", 1_000)
+    async with a_broker() as connect:
+        peers = [await connect.http() for _ in range(3)]
         await peers[0].ok("POST", "/topics", {"name": "t", "partitions": 1}, 201)
-        body = b'{"value":"' + b"x" * (2 << 20) + b'"}'
-        head = "POST /topics/t/messages HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        whole = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
-        for peer in peers[1:]:
-            await peer.stream.send_all(whole[:-1])
+        handled, go_on = [], trio.Event()
+
+        async def publish(topic, messages, timestamp_ms, *, wait):
+            handled.append(len(messages[0].body))
+            await go_on.wait()
+            return []
+
+        monkeypatch.setattr(connect.broker.appends, "publish_many", publish)
+        for peer in peers:
+            await peer.send("POST", "/topics/t/messages", {"messages": [{"value": "x" * 600}]})
         await wait_all_tasks_blocked(0.05)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(peers[0].stream.send_all, whole)
-            await wait_all_tasks_blocked(0.05)
-            assert connect.broker.topics.log("t", 0).next_offset == 0
-            await peers[1].stream.send_all(whole[-1:])
-            assert (await peers[1].stream.receive_some()).startswith(b"HTTP/1.1 200 ")
-            assert (await peers[0].stream.receive_some()).startswith(b"HTTP/1.1 200 ")
+        assert handled == [600]
+        go_on.set()
+        for peer in peers:
+            assert (await peer.finish()).status == 200
+        assert handled == [600] * 3
 
 
 async def test_a_websocket_is_refused(a_broker):

@@ -107,16 +107,24 @@ async def _publish_lines(call: RouteCall, body: LineBody) -> RouteAnswer:
     await call.broker.appends.open_topic(call.path["topic"])
     stored: list[bytes] = []  # receipts as JSON: as objects, they would take several times as much
     try:
-        while (lines := await body.next_portion()) is not None:
-            where = _place(lines)
-            outgoing = await _outgoing(await _from_lines(lines), where)
-            if outgoing:
-                stored.append(_items(await _store(call, outgoing, where, wait=wait)))
+        more = True
+        while more:
+            async with body.portion() as lines:
+                more = lines is not None
+                if lines:
+                    stored.append(_items(await _store_lines(call, lines, wait)))
     except PartlyStored as error:
         raise PartlyStored(error.error, _list([*stored, _items(error.stored)])) from None
     except (HttpError, BrokerError) as error:
         raise PartlyStored(error, _list(stored)) if stored else error from None
     return RouteAnswer(b'{"messages":%s}' % _list(stored), 200 if wait else 202)
+
+
+async def _store_lines(call: RouteCall, lines: Sequence[NumberedLine], wait: bool) -> list[ReceiptView]:
+    def where(index: int) -> str:
+        return f"line {lines[index].number}: "
+
+    return await _store(call, await _outgoing(await _from_lines(lines), where), where, wait=wait)
 
 
 def _items(receipts: object) -> bytes:
@@ -126,10 +134,6 @@ def _items(receipts: object) -> bytes:
 
 def _list(items: Sequence[bytes]) -> msgspec.Raw:
     return msgspec.Raw(b"[%s]" % b",".join(items))
-
-
-def _place(lines: Sequence[NumberedLine]) -> Where:
-    return lambda index: f"line {lines[index].number}: "
 
 
 async def _store(call: RouteCall, outgoing: list[OutgoingMessage], where: Where, *, wait: bool) -> list[ReceiptView]:

@@ -11,7 +11,7 @@ import msgspec
 import trio
 
 from qb.doors.http.http_errors import ANSWER_HEADERS
-from qb.doors.transport import Transport
+from qb.doors.http.http_peer import HttpPeer
 
 HEARTBEAT = 15.0  # seconds of silence until a comment says that the stream lives
 SLACK = 0.005  # seconds of work that may be done before any rest is taken
@@ -52,15 +52,6 @@ class StreamPace:
             self._rests_until = max(self._rests_until, now) + took
             if self._rests_until - now > SLACK:
                 await trio.sleep_until(self._rests_until)
-
-
-class HttpPeer:
-    """One connection, as the routes see it."""
-
-    def __init__(self, transport: Transport, address: str) -> None:
-        self.transport = transport
-        self.address = address
-        self.is_pushed_to = False  # then the stream waits until everything is sent, and each single send does not
 
 
 class EventSource(Protocol):
