@@ -172,7 +172,7 @@ async def main() -> None:
         engine.close()
     for what, boundaries in found.items():
         files = {file for pair in boundaries for file in pair}
-        print(f"{what}: {len(files)} files, {len(boundaries)} boundaries")
+        print(f"{what}: {len(files)} files, {len(boundaries)} boundaries, {len(set(boundaries))} different ones")
         if "--list" in sys.argv[1:]:
             print(*(f"    {caller} -> {callee}" for caller, callee in boundaries), sep="\n")
 

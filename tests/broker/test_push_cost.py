@@ -13,7 +13,7 @@ from qb.core.push.delivery_rounds import PARTITIONS_A_ROUND
 from qb.core.subscriptions import dispatch
 from qb.core.subscriptions.subscription import Subscription
 from qb.storage.metadata_store import MetadataStore
-from tests.broker.test_push import Delivered, a_topic, all_saved, joined
+from tests.support.push_peers import Delivered, a_topic, all_saved, joined
 
 
 @pytest.fixture
