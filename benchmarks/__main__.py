@@ -16,6 +16,7 @@ from benchmarks.harness import BenchmarkOptions
 
 BENCHMARKS = (
     "machine",
+    "real",
     "frames",
     "publish_latency",
     "publish_pipelined",

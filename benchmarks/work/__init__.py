@@ -1,0 +1,1 @@
+"""The work that people have, at default settings, beside Redis Streams, JetStream and RabbitMQ."""
