@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,10 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.brokers import ROOT as PROJECT
+from tests.support.brokers import free_port
 
 README = (PROJECT / "README.md").read_text()
-SERVE, PUBLISH, FOR_TRANSACTION, *_, TEST = re.findall(r"^```sh\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+SERVE, PUBLISH, FOR_TRANSACTION, *_, HTTP, TEST = re.findall(r"^```sh\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 PYTHON, CONSUMER, TRANSACTION = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+def curl_options() -> str:
+    curl = shutil.which("curl")
+    return subprocess.run([curl, "--help", "all"], capture_output=True, text=True).stdout if curl else ""
 
 
 pytestmark = pytest.mark.timeout(180)  # the first test builds the wheel
@@ -39,12 +46,16 @@ def environment(home: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def port(home: Path) -> Iterator[int]:
+def http_port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def port(home: Path, http_port: int) -> Iterator[int]:
     """The port of a broker started by the last part of the README's first command."""
     command = SERVE.strip().split(" && ")[-1]
-    with subprocess.Popen(
-        command.split(), cwd=home, env=environment(home), stdout=subprocess.PIPE, text=True
-    ) as server:
+    settings = environment(home) | {"QB_HTTP_PORT": str(http_port)}
+    with subprocess.Popen(command.split(), cwd=home, env=settings, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
             found = re.search(r"listens on \S+:(\d+)", server.stdout.readline())
@@ -85,6 +96,22 @@ def test_the_transaction_works_when_pasted(home: Path, port: int) -> None:
         run([".venv/bin/python", "-c", python], home)
     assert run([*qb, "fetch", "audit", "--offset", "0"], home) == "a\nb\n"
     assert "1 committed transaction " in run([*qb, "transactions", "list"], home)
+
+
+@pytest.mark.process
+@pytest.mark.skipif("--json" not in curl_options(), reason="there is no curl with --json, which is 7.82 or newer")
+@pytest.mark.usefixtures("port")
+def test_the_http_commands_work_when_pasted(home: Path, http_port: int) -> None:
+    lines = HTTP.replace(":8080/", f":{http_port}/").splitlines()
+    (stream,) = [line for line in lines if "/stream" in line]
+    at = lines.index(stream)
+    shown = run(["bash", "-euo", "pipefail", "-c", "\n".join(lines[:at]).replace("curl ", "curl -sSf ")], home)
+    assert '"value":"tea"' in shown
+    with subprocess.Popen(["bash", "-c", f"exec {stream}"], cwd=home, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        assert any('"value":"tea"' in line for line in reader.stdout), "the message was pushed"
+        reader.kill()
+    assert "qb_" in run(["bash", "-euc", lines[-1]], home)
 
 
 def test_no_two_sections_make_the_same_topic_so_that_all_can_be_pasted() -> None:
