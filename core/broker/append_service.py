@@ -16,7 +16,6 @@ of a peer belong into `topic`, which each run passes once.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple
 from zlib import crc32
 
 import trio
@@ -35,12 +34,9 @@ from qb.storage.engine import AppendRun, Done, Engine, PartitionLog, Topic
 CHECKED_AT_ONCE = 1 << 20  # bytes of staged messages that are checked in one step of the event loop
 
 
-class AppendTarget(NamedTuple):
-    """The log that a message goes to, and which of the messages behind it go there too."""
-
-    log: PartitionLog
-    limit: int | None  # so many, this one counted; None: as long as topic and partition stay the same
-    same_key: bool  # and the key
+# The log that a message goes to; how many in a row go there at most, this one counted (None: as long as topic and
+# partition stay the same); and whether only as long as the key stays the same too. A plain tuple: each run makes one.
+AppendTarget = tuple[PartitionLog, int | None, bool]
 
 
 class AppendService:
@@ -93,14 +89,14 @@ class AppendService:
         if partition is not None:
             if not 0 <= partition < topic.partitions:
                 raise UnknownPartition(name, partition, topic.partitions)
-            return AppendTarget(self._engine.log(name, partition), None, False)
+            return self._engine.log(name, partition), None, False
         if topic.partitions == 1:
-            return AppendTarget(self._engine.log(name, 0), None, False)
+            return self._engine.log(name, 0), None, False
         if key is not None:
-            return AppendTarget(self._engine.log(name, crc32(key.encode()) % topic.partitions), None, True)
+            return self._engine.log(name, crc32(key.encode()) % topic.partitions), None, True
         turn = self._turns.get(name, 0)
         self._turns[name] = turn + 1
-        return AppendTarget(self._engine.log(name, turn % topic.partitions), 1, False)
+        return self._engine.log(name, turn % topic.partitions), 1, False
 
     def topic_deleted(self, name: str) -> None:
         """Forget what was known of a topic."""
@@ -111,8 +107,8 @@ class AppendService:
     def append(self, log: PartitionLog, run: AppendRun, done: Done) -> None:
         """Give a run to its log: frames that keep all rules, at the log's next offset. Does not block or raise.
 
-        `done` tells what became of it: before this returns if the log takes nothing, else when storage has finished a
-        step of its own.
+        `done` is called with what became of it: before this returns if the log takes nothing, else when storage has
+        finished a step of its own.
         """
         try:
             log.append(run, done)
@@ -181,7 +177,7 @@ class AppendService:
                 encoded = None if properties else known.get((partition, key))
                 try:
                     encoded = self._encode(topic.topic, message, encoded)
-                    log = self._route(topic, partition, key).log
+                    log, _, _ = self._route(topic, partition, key)
                 except BrokerError as error:
                     raise BadBatchMessage(index, error) from None
                 if not properties:

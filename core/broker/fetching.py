@@ -49,7 +49,7 @@ def resolve(log: PartitionLog, offset: int) -> int:
 async def fetch(log: PartitionLog, offset: int, limits: FetchLimits, turn: Turn = nullcontext) -> StoredChunk:
     """Return messages from `offset` on; waits up to max_wait for min_bytes of them, then returns what there is.
 
-    Messages are read inside `turn()` only: whoever asks for many fetches at once bounds by it what is held in memory.
+    Messages are read inside `turn()` only: by it a caller with many fetches at once bounds what is held in memory.
     Raises OffsetOutOfRange, BadRequest, LogDamaged.
     """
     offset = resolve(log, offset)

@@ -60,7 +60,7 @@ class MessageBroker:
         await self.topics.ensure(topic)
 
     async def server_info(self) -> dict[str, Any]:
-        """Return who is answering."""
+        """Return the version, the uptime and the size of this broker."""
         return {
             "version": __version__,
             "uptime": round(trio.current_time() - self._started, 3),

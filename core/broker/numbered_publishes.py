@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import trio
 
@@ -19,20 +18,16 @@ from qb.storage.signals import Signal, Wait
 
 LOGS_REMEMBERED = 1_024  # of those that a peer publishes to
 
-# Called with publishes that a log has kept, and None and the time in ms, or with why it has not: those of one call
-# continue each other neither in numbers nor in offsets. What it returns sends the answers, when all have been made.
+# Called with ranges of publishes, and with None and their append time in ms, or with why nothing of them was kept.
+# Ranges that continue each other have been joined. What it returns sends the answers.
 Answer = Callable[[Sequence[NumberedRange], BrokerError | None, int], Callable[[], None]]
 
 
-class RunPlan(NamedTuple):
-    """What is to be done with the publishes that are next."""
-
-    log: PartitionLog
-    first_offset: int  # of the first of them
-    limit: int | None  # so many at most; None: all that follow and go to the same place
-    same_key: bool  # and have the same key
-    producer_id: int  # 0: not idempotent
-    is_repeated: bool  # they are stored already, from first_offset on
+# What is to be done with the publishes that are next: the log that they go to; the offset of the first of them; how many
+# of them, at most (None: all that have the same topic and partition); whether only those with the same key; the id of
+# the producer (0: not idempotent); and whether they are repeated, that is stored already from that offset on. A plain
+# tuple: each run makes one.
+RunPlan = tuple[PartitionLog, int, int | None, bool, int, bool]
 
 
 class NumberedPublishes:
@@ -73,11 +68,11 @@ class NumberedPublishes:
         log, limit, same_key = self._appends.route(topic, partition, key)
         producer = self._producer
         if producer is None:
-            return RunPlan(log, log.next_offset, limit, same_key, 0, False)
+            return log, log.next_offset, limit, same_key, 0, False
         stored, new = producer.judge(number, self)
         if stored is not None:
-            return RunPlan(stored.log, stored.first_offset, stored.size, False, 0, True)
-        return RunPlan(log, log.next_offset, limit or new, same_key, producer.producer_id, False)
+            return stored.log, stored.first_offset, stored.size, False, 0, True
+        return log, log.next_offset, limit or new, same_key, producer.producer_id, False
 
     def append(self, log: PartitionLog, run: AppendRun) -> Wait | None:
         """Give a run that is as plan() said to its log; returns what the next one must wait for."""
@@ -93,7 +88,7 @@ class NumberedPublishes:
             await self._all_settled.wait()
 
     def _make_done(self, log: PartitionLog) -> Done:
-        """Return what answers for runs in a log: always the same, so that the log tells of many of them at once."""
+        """Return the completion of runs in a log: always the same one, so that many runs share a call of it."""
         if len(self._dones) >= LOGS_REMEMBERED:
             self._dones.clear()
         done = self._dones[log] = partial(self._settle, log)

@@ -18,7 +18,7 @@ from qb.storage.engine import TRANSACTIONS, PartitionLog
 
 WINDOW = 262_144  # numbers of a producer that are remembered
 SLACK = WINDOW // 8  # more that may be, so that they are forgotten in rows: a list gives up its front slowly
-MAX_PRODUCERS = 100_000  # those who connected longest ago are forgotten
+MAX_PRODUCERS = 100_000  # the ones that connected longest ago are forgotten
 MAX_RANGES = 200_000  # of all producers together: some 30 MB
 LOOK_EVERY = 16_384  # new ranges between two looks at how many there are
 KEPT_RANGES = 256  # of each producer, however many there are
@@ -70,7 +70,7 @@ class Producer:
 
     def __init__(self, producer_id: int, grown: Callable[[], None] = lambda: None) -> None:
         self.producer_id = producer_id
-        self._grown = grown  # told of each new range
+        self._grown = grown  # called for each new range
         self.owner: object = None  # the session that may publish; an older one is fenced off
         self._highest = 0
         self._forgotten = 0  # of numbers up to this one, only those in `_stored` are known
@@ -88,13 +88,13 @@ class Producer:
             return NEW
         if number <= self._highest - WINDOW:
             raise self._too_old(number)
-        place = bisect_right(self._stored, number, key=_first_number)
-        if place and number < self._stored[place - 1].end:
-            stored = self._stored[place - 1].cut(number, self._stored[place - 1].end)
+        index = bisect_right(self._stored, number, key=_first_number)
+        if index and number < self._stored[index - 1].end:
+            stored = self._stored[index - 1].cut(number, self._stored[index - 1].end)
             return NumberVerdict(stored, stored.size)
         if number <= self._forgotten:
             raise self._too_old(number)
-        return NumberVerdict(None, self._stored[place].first_number - number if place < len(self._stored) else None)
+        return NumberVerdict(None, self._stored[index].first_number - number if index < len(self._stored) else None)
 
     def _too_old(self, number: int) -> OutOfSequence:
         return OutOfSequence(f"publish number {number} is too old to tell; the newest is {self._highest}")
@@ -117,7 +117,7 @@ class Producer:
         return len(self._stored)
 
     def trim(self, kept: int) -> None:
-        """Remember only the newest ranges; what is older cannot be told any more."""
+        """Remember only the newest ranges; numbers before them are refused as too old."""
         if len(self._stored) > kept:
             self.forget_up_to(self._stored[-kept - 1].end - 1)
             del self._stored[:-kept]
@@ -128,21 +128,24 @@ class Producer:
         self._highest = max(self._highest, number)
 
     def settled(self, stored: NumberedRange, error: BrokerError | None) -> None:
-        """A log has kept these numbers, or has not and they are forgotten; tell whoever sent them again meanwhile."""
+        """Take note that a log has kept these numbers or, with an error, has not: then they are forgotten.
+
+        Callbacks of when_settled() that have waited for them are called.
+        """
         if error is not None:
             self._forget(stored)
         if self._waiting:
             done = [waiting for waiting in self._waiting if error is not None or _is_durable(waiting[0])]
             self._waiting = [waiting for waiting in self._waiting if waiting not in done]
-            for _, tell in done:
-                tell(error)
+            for _, settled in done:
+                settled(error)
 
-    def when_settled(self, stored: NumberedRange, tell: Callable[[BrokerError | None], None]) -> None:
-        """Call `tell` when these numbers are durable: now, if they are."""
+    def when_settled(self, stored: NumberedRange, settled: Callable[[BrokerError | None], None]) -> None:
+        """Call `settled` with None when these numbers are durable (now, if they are), or with why they were not kept."""
         if _is_durable(stored):
-            tell(None)
+            settled(None)
         else:
-            self._waiting.append((stored, tell))
+            self._waiting.append((stored, settled))
 
     def _forget(self, gone: NumberedRange) -> None:
         first = bisect_right(self._stored, gone.first_number, key=_end)

@@ -1,7 +1,8 @@
-"""Messages that a subscription has given up, kept in a topic of their own.
+"""Dead letters: messages that a subscription has given up, stored in a topic of their own.
 
-A letter is the message with its own properties, and beside them `dead.subscription`, `dead.topic`, `dead.partition`,
-`dead.offset`, `dead.attempts` and `dead.reason`. A log forgets nothing, so what was retried or purged is noted apart.
+A dead letter is the message with its own properties, and beside them `dead.subscription`, `dead.topic`,
+`dead.partition`, `dead.offset`, `dead.attempts` and `dead.reason`. Nothing is removed from a log, so the metadata says
+which letters were retried or purged.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class DeadLetterView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     time_ms: int
     key: str | None
     value: str  # the body as text; what is not UTF-8 is shown replaced
-    malformed: str | None = None  # why nobody can tell which message it is about; it can be purged, not retried
+    malformed: str | None = None  # why it does not say which message it is about; it can be purged, not retried
 
 
 class SettledLetters(msgspec.Struct, frozen=True):
@@ -56,7 +57,10 @@ class SettledLetters(msgspec.Struct, frozen=True):
 def properties_of(
     frame: bytes, subscription_id: str, topic: str, partition: int, attempts: int, reason: str
 ) -> tuple[dict[str, str], Frame]:
-    """Return the properties of a letter about this stored frame, and the frame."""
+    """Return the properties of a dead letter about this stored frame, and the frame decoded.
+
+    The message's own properties are left out if the letter would have too many bytes of properties with them.
+    """
     message = decode_frame(frame)
     about = {
         "dead.subscription": subscription_id,
@@ -68,7 +72,7 @@ def properties_of(
     }
     own = {name: value for name, value in message.properties.items() if name not in RESERVED and name not in about}
     if len(encode_properties({**about, **own})) > MAX_PROPERTIES - 1_000:
-        own = {}  # the letter matters more than its trimmings
+        own = {}
     return {**about, **own}, message
 
 
@@ -108,7 +112,7 @@ def _belongs(frame: Frame, subscription_id: str) -> bool:
 
 
 def _letter(frame: Frame) -> DeadLetterView:
-    """Return a letter as tools see it, malformed or not: before only the broker wrote them, any peer could."""
+    """Return a dead letter as tools see it. It may be malformed: a peer can publish to a dead_letter_topic of its own."""
     about = frame.properties
     numbers = {name: _number(about.get(f"dead.{name}", "")) for name in ("partition", "offset", "attempts")}
     missing = [f"dead.{name}" for name in ("topic", "reason") if f"dead.{name}" not in about]

@@ -75,9 +75,11 @@ class Completions:
         self._depth += 1
 
     def __exit__(self, *_: object) -> None:
-        if self._depth == 1:
-            self._run()
-        self._depth -= 1
+        try:
+            if self._depth == 1:
+                self._run()
+        finally:
+            self._depth -= 1
 
     def _run_soon(self) -> None:
         """Run the queue in a turn of the event loop of its own."""

@@ -26,7 +26,7 @@ class PendingRuns:
     """The runs of one log that go into its next batch, in order."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit  # bytes; reaching it refuses nothing, but has_room tells publishers to wait
+        self._limit = limit  # bytes; beyond it nothing is refused, but has_room is False and publishers wait
         self._waiting: list[WaitingRun] = []
         self.size = 0  # how many bytes have gathered
         self._taken = Signal()
