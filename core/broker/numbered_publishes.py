@@ -23,10 +23,10 @@ LOGS_REMEMBERED = 1_024  # of those that a peer publishes to
 Answer = Callable[[Sequence[NumberedRange], BrokerError | None, int], Callable[[], None]]
 
 
-# What is to be done with the publishes that are next: the log that they go to; the offset of the first of them; how many
-# of them, at most (None: all that have the same topic and partition); whether only those with the same key; the id of
-# the producer (0: not idempotent); and whether they are repeated, that is stored already from that offset on. A plain
-# tuple: each run makes one.
+# What is to be done with the publishes that are next: the log that they go to; the offset of the first of them; how
+# many of them, at most (None: all that have the same topic and partition); whether only those with the same key; the id
+# of the producer (0: not idempotent); and whether they are repeated, that is stored already from that offset on. A
+# plain tuple: each run makes one.
 RunPlan = tuple[PartitionLog, int, int | None, bool, int, bool]
 
 

@@ -141,7 +141,7 @@ class Producer:
                 settled(error)
 
     def when_settled(self, stored: NumberedRange, settled: Callable[[BrokerError | None], None]) -> None:
-        """Call `settled` with None when these numbers are durable (now, if they are), or with why they were not kept."""
+        """Call `settled` with None when these numbers are durable (now, if they are), or with why they are not kept."""
         if _is_durable(stored):
             settled(None)
         else:

@@ -112,7 +112,7 @@ def _belongs(frame: Frame, subscription_id: str) -> bool:
 
 
 def _letter(frame: Frame) -> DeadLetterView:
-    """Return a dead letter as tools see it. It may be malformed: a peer can publish to a dead_letter_topic of its own."""
+    """Return a dead letter as tools see it. It may be malformed: any peer can publish to a chosen dead_letter_topic."""
     about = frame.properties
     numbers = {name: _number(about.get(f"dead.{name}", "")) for name in ("partition", "offset", "attempts")}
     missing = [f"dead.{name}" for name in ("topic", "reason") if f"dead.{name}" not in about]
