@@ -67,6 +67,24 @@ def make_directory(directory: Path, mode: int = PRIVATE_DIRECTORY) -> None:
         sync_directory(directory.parent)
 
 
+def replace_durably(path: Path, data: bytes) -> None:
+    """Give a file this content, or leave it as it is: written beside it, synced, renamed. Raises OSError."""
+    draft = path.with_name(path.name + ".new")
+    fd = create_file(draft)
+    try:
+        write_all(fd, data, 0)
+        datasync(fd)
+    finally:
+        os.close(fd)
+    os.replace(draft, path)
+    sync_directory(path.parent)
+
+
+def create_file(path: str | Path) -> int:
+    """Return the descriptor of a new or emptied file. Raises OSError, also if a symbolic link stands there."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE)
+
+
 def write_all(fd: int, data: bytes | memoryview, position: int) -> None:
     """Write every byte at `position`. Raises OSError; a part may have been written then."""
     written = 0

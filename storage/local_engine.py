@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -25,10 +24,12 @@ from qb.core.wire.errors import (
     UnknownTopic,
 )
 from qb.storage import maintenance as background
+from qb.storage.clean_stop import write_proof
 from qb.storage.commit.commit_step import CommitSteps
 from qb.storage.commit.completions import Completions
 from qb.storage.commit.sync_pace import SyncPace
 from qb.storage.commit.writer_threads import WriterThreads
+from qb.storage.data_directory import prepare
 from qb.storage.engine import CommitStep, Metadata, RecoveryReport, Topic
 from qb.storage.faults import keep_running
 from qb.storage.files import NO_ROOM, CannotOpen, OpenFiles, lock_directory, make_directory, note_on_access
@@ -37,9 +38,10 @@ from qb.storage.log.log_recovery import RecoveredLog, notes_on, recover
 from qb.storage.log.partition_log import LocalLog
 from qb.storage.log.recent_batches import LastReads, RecentMemory
 from qb.storage.measures import Measures
-from qb.storage.metadata_store import MetadataStore, MetadataWrite
+from qb.storage.metadata.metadata_recovery import proof_key, recover_metadata
+from qb.storage.metadata.metadata_store import MetadataStore
 from qb.storage.stages.stage_store import LocalStage, LocalStages
-from qb.storage.topic_directories import TopicDirectories, prepare
+from qb.storage.topic_directories import TopicDirectories
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -79,19 +81,22 @@ class LocalEngine:
         """Use open()."""
         data_dir = Path(settings.data_dir)
         self._completions = Completions()
-        self._metadata = MetadataStore(data_dir / "metadata.sqlite3", self._completions)
-        self.metadata: Metadata = self._metadata
+        self._files = OpenFiles()
+        found = recover_metadata(self._files, data_dir)
         self.durability = "fsynced" if settings.fsync_on_write else "written"
         self._settings = settings
         self._lock = lock
-        self._files = OpenFiles()
         self._directories = TopicDirectories(data_dir / "topics")
         self._writers = WriterThreads("writer", WRITERS, self._completions)
         memory, reads = RecentMemory(settings.tail_bytes), LastReads(settings.tail_bytes // 4)
         self.measures = Measures()
         self._commit_steps = CommitSteps(self._completions)
         shared = self._files, self._writers, memory, reads, self.measures, self._commit_steps, self._completions
-        self._shared = LogContext(settings, clock, *shared, SyncPace())
+        pace = SyncPace()
+        self._shared = LogContext(settings, clock, *shared, pace)
+        self._metadata_log, self._notes = found.log, found.notes
+        self._metadata = MetadataStore(found.log, found.entries, self._writers, self._completions, pace)
+        self.metadata: Metadata = self._metadata
         self._stages = LocalStages(data_dir / "staged", self._shared)
         self._kept: dict[str, OpenTopic] = {}
         self._topics: dict[str, Topic] = {}  # the same without the logs, at hand for every publish
@@ -113,7 +118,7 @@ class LocalEngine:
             engine._recover_or_close()
         except CannotOpen:
             raise
-        except (OSError, sqlite3.Error, msgspec.MsgspecError) as error:
+        except (OSError, msgspec.MsgspecError) as error:
             raise CannotOpen(f"{data_dir} cannot be opened: {error}") from error
         return engine
 
@@ -127,7 +132,7 @@ class LocalEngine:
             raise
 
     def _recover(self) -> None:
-        notes = note_on_access(Path(self._settings.data_dir))
+        notes = [*note_on_access(Path(self._settings.data_dir)), *self._notes]
         self._clear_unfinished(notes)
         parts: dict[str, list[RecoveredLog]] = {}
         for topic in self._find_topics(notes):
@@ -156,7 +161,7 @@ class LocalEngine:
             else:
                 notes.append(f"finished the deletion of topic {topic!r}")
                 if not self._directories.exists(topic):
-                    self._write_now({_key(topic): None})
+                    self._metadata.write_now({_key(topic): None})
             self._directories.remove(path)
 
     def _find_topics(self, notes: list[str]) -> list[Topic]:
@@ -167,12 +172,9 @@ class LocalEngine:
             if name not in known:
                 topic = Topic(topic=name, partitions=self._directories.count_partitions(name), created_ms=self._clock())
                 notes.append(f"adopted topic {name!r} with {topic.partitions} partitions: it was not in the metadata")
-                self._write_now({_key(name): msgspec.json.encode(topic)})
+                self._metadata.write_now({_key(name): msgspec.json.encode(topic)})
                 topics.append(topic)
         return topics
-
-    def _write_now(self, values: dict[str, bytes | None]) -> None:
-        self._metadata.take_in(self._metadata.write_now([MetadataWrite(values)]))
 
     def _clock(self) -> int:
         return self._shared.clock()
@@ -310,11 +312,10 @@ class LocalEngine:
     async def run(self) -> None:
         settings = self._settings
         self._writers.start()
-        self._metadata.start()
         try:
             async with trio.open_nursery() as keepers:
                 keepers.start_soon(keep_running, "writers", self._writers.deliver_forever)
-                keepers.start_soon(keep_running, "metadata", self._metadata.write_forever)
+                keepers.start_soon(keep_running, "metadata", self._metadata.run)
                 keepers.start_soon(background.prove, self._logs)
                 limits = settings.retention_hours, settings.retention_bytes, settings.retention_interval
                 drop = partial(background.drop_forever, self._logs, self._shared.clock, *limits)
@@ -333,13 +334,24 @@ class LocalEngine:
             for _, log in self._logs():
                 log.abandon(ShuttingDown("the broker is about to exit"))
             self._stages.abandon(ShuttingDown("the broker is about to exit"))
+            self._metadata.abandon(ShuttingDown("the broker is about to exit"))
         await trio.to_thread.run_sync(self._stop_threads)
 
     def _stop_threads(self) -> None:
         for _, log in self._logs():
             log.tidy()
         self._writers.stop(patience=1.0)
-        self._metadata.stop(patience=1.0)
+        if not self._writers.is_stuck:
+            self._prove_stop()
+
+    def _prove_stop(self) -> None:
+        """Leave the proof of a clean stop; without one, the next start takes it for a kill."""
+        try:
+            self._metadata_log.tidy()
+            if end := self._metadata_log.end:
+                write_proof(Path(self._settings.data_dir), {proof_key(self._metadata_log.path): end})
+        except OSError as error:
+            logger.warning("the stop could not be proved: %s", error)
 
     def _logs(self) -> Iterator[tuple[Topic, LocalLog]]:
         for kept in list(self._kept.values()):
@@ -349,7 +361,6 @@ class LocalEngine:
     def close(self) -> None:
         self._files.close()
         self._writers.close()
-        self._metadata.close()
         os.close(self._lock)
 
 

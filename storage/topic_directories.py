@@ -5,47 +5,16 @@ Everything here blocks and raises OSError.
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from qb.storage.files import PRIVATE_DIRECTORY, PRIVATE_FILE, CannotOpen, OpenFiles, make_directory, sync_directory
+from qb.storage.files import PRIVATE_DIRECTORY, OpenFiles, sync_directory
 from qb.storage.log.segment import Segment
 
-FORMAT = "qb-storage"
-VERSION = 1
 CREATING, DELETED = ".creating-", ".deleted-"
 DOT = "%2E"  # for a dot that begins a topic's name: such names are ours on disk, and topics have no percent signs
-
-
-def prepare(data_dir: Path) -> None:
-    """Make what a data directory must have, and check that its format is ours. Raises CannotOpen."""
-    path = data_dir / "format"
-    if not path.exists():
-        draft = data_dir / "format.new"
-        _write_durably(draft, f"{FORMAT} {VERSION}\n")
-        draft.replace(path)
-        sync_directory(data_dir)
-    check_format(path)
-    make_directory(data_dir / "topics")
-
-
-def _write_durably(path: Path, text: str) -> None:
-    with open(path, "w", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, PRIVATE_FILE)) as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def check_format(path: Path) -> None:
-    """Raises CannotOpen unless the format file names one that this version reads."""
-    name, _, version = path.read_text(errors="replace").strip().partition(" ")
-    if name != FORMAT or not version.isdigit():
-        raise CannotOpen(f"{path} does not say {FORMAT!r} and a version: this is no data directory of ours")
-    if int(version) > VERSION:
-        raise CannotOpen(f"{path} has version {version}; this broker reads up to {VERSION}: use a newer one")
 
 
 class TopicDirectories:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sqlite3
-import tempfile
 from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 
+from qb.core.wire.errors import LogDamaged
 from qb.core.wire.frames import HEAD, LENGTH, OVERHEAD
+from qb.storage.clean_stop import BadProof, read_proof
+from qb.storage.data_directory import VERSION, check_format, newest_log, read_metadata
 from qb.storage.files import CannotOpen
 from qb.storage.log.log_recovery import base_offsets
 from qb.storage.log.sealed_batches import BadBatch, SealedBatch, find_seal, walk
 from qb.storage.log.segment import add_to_index, reader, segment_name
 from qb.storage.log.segment_index import ENTRY, IndexEntries
+from qb.storage.metadata.metadata_files import read_log
+from qb.storage.metadata.metadata_records import Entries
+from qb.storage.metadata.metadata_recovery import check_end, torn_text
+from qb.storage.metadata.sqlite_migration import DATABASE
 from qb.storage.stages.stage_file import walk as walk_stage
-from qb.storage.topic_directories import TopicDirectories, check_format
+from qb.storage.topic_directories import TopicDirectories
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -52,10 +56,10 @@ def verify(data_dir: str | Path) -> VerifyReport:
     report = VerifyReport()
     if not (root / "format").is_file():
         raise CannotOpen(f"{root} is no data directory: it has no file named 'format'")
-    check_format(root / "format")
+    version = check_format(root / "format")
     directories = TopicDirectories(root / "topics")
     found = {topic: directories.count_partitions(topic) for topic in directories.names()}
-    known = _known_topics(root / "metadata.sqlite3", report)
+    known = _known_topics(root, version, report)
     for path, _ in directories.unfinished():
         report.notes.append(Finding(str(path), 0, "an unfinished creation or deletion; the next start clears it"))
     for topic in sorted(found.keys() | known.keys()):
@@ -69,32 +73,35 @@ def verify(data_dir: str | Path) -> VerifyReport:
     return report
 
 
-def _known_topics(database: Path, report: VerifyReport) -> dict[str, int]:
-    """Return every topic of the metadata with its partitions; from a copy, since SQLite writes even when it reads."""
-    if not database.exists():
-        report.notes.append(Finding(str(database), 0, "there is no metadata; the next start makes it from the logs"))
-        return {}
+def _known_topics(root: Path, version: int, report: VerifyReport) -> dict[str, int]:
+    """Prove the metadata and return every topic that it knows, with its partitions."""
     try:
-        with tempfile.TemporaryDirectory() as copies:
-            for path in database.parent.glob(f"{database.name}*"):
-                if not path.name.endswith("-shm"):
-                    shutil.copy(path, copies)
-            return _read_topics(Path(copies) / database.name)
-    except (sqlite3.Error, msgspec.MsgspecError) as error:
-        report.findings.append(Finding(str(database), 0, f"the metadata cannot be read: {error}"))
-        return {}
+        entries = _prove_metadata(root, report) if version == VERSION else _read_unproved(root, report)
+        known = [(key, value) for key, value in entries.items() if key.startswith("topic/")]
+        return {key.partition("/")[2]: msgspec.json.decode(value.data)["partitions"] for key, value in known}
+    except LogDamaged as damage:
+        report.findings.append(Finding(damage.file, damage.position, damage.what))
+    except (CannotOpen, BadProof) as error:
+        report.findings.append(Finding(str(root), 0, str(error)))
+    return {}
 
 
-def _read_topics(database: Path) -> dict[str, int]:
-    connection = sqlite3.connect(database)
-    try:
-        (answer,) = connection.execute("PRAGMA integrity_check").fetchone()
-        if answer != "ok":
-            raise sqlite3.DatabaseError(answer)
-        rows = connection.execute("SELECT key, value FROM entries WHERE key LIKE 'topic/%'")
-        return {key.partition("/")[2]: msgspec.json.decode(value)["partitions"] for key, value in rows}
-    finally:
-        connection.close()
+def _prove_metadata(root: Path, report: VerifyReport) -> Entries:
+    """Prove the newest file of the metadata, also against the last clean stop. Raises what it finds."""
+    contents = read_log(newest_log(root))
+    report.bytes += contents.path.stat().st_size
+    proof = read_proof(root)
+    if proof is not None:
+        check_end(contents, proof)
+    if contents.torn_bytes:
+        report.notes.append(Finding(str(contents.path), contents.size, f"the next start will {torn_text(contents)}"))
+    return contents.entries
+
+
+def _read_unproved(root: Path, report: VerifyReport) -> Entries:
+    what = "the metadata is of format 1 and has no checksums; the next start migrates it"
+    report.notes.append(Finding(str(root / DATABASE), 0, what))
+    return read_metadata(root)
 
 
 def _prove_stage(report: VerifyReport, path: Path) -> None:

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
-import sqlite3
-import tempfile
 from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
@@ -23,9 +20,10 @@ from pyspark_qb.read.query_offsets import OffsetRange, TopicPartition
 from pyspark_qb.read.segment_reader import SegmentFiles, opened
 from pyspark_qb.read.segment_slices import cut, segments_of
 from qb.clients.protocol.fetch_requests import PartitionExtent
+from qb.storage.data_directory import check_format, read_metadata
 from qb.storage.files import CannotOpen
 from qb.storage.stages.transaction_records import KEY, TransactionRecord
-from qb.storage.topic_directories import TopicDirectories, check_format
+from qb.storage.topic_directories import TopicDirectories
 
 
 class DirectoryLogs:
@@ -40,7 +38,7 @@ class DirectoryLogs:
 
     def extents(self) -> dict[TopicPartition, PartitionExtent]:
         """Return what each partition holds: what readers of its broker saw. Raises LogDamaged."""
-        visible = _visible_ends(self._root / "metadata.sqlite3")
+        visible = _visible_ends(self._root)
         found = {}
         for partition, segments in self._segments.items():
             end = min(segments[-1].next_offset, visible.get(partition, segments[-1].next_offset))
@@ -103,30 +101,24 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _visible_ends(database: Path) -> dict[TopicPartition, int]:
+def _visible_ends(root: Path) -> dict[TopicPartition, int]:
     """Return where readers had to stop when the broker was stopped, in partitions where that is not the end.
 
     A transaction that is decided and not yet copied as a whole is not visible; the next start finishes it.
     """
     ends: dict[TopicPartition, int] = {}
-    for decision in _decisions(database):
+    for decision in _decisions(root):
         for held in decision.partitions if decision.receipt is None else ():
             where = TopicPartition(held.topic, held.partition)
             ends[where] = min(held.end_offset, ends.get(where, held.end_offset))
     return ends
 
 
-def _decisions(database: Path) -> list[TransactionRecord]:
-    """Return every transaction of the metadata; from a copy, since SQLite writes even when it reads."""
-    if not database.exists():
-        return []
-    with tempfile.TemporaryDirectory() as copies:
-        for path in database.parent.glob(f"{database.name}*"):
-            if not path.name.endswith("-shm"):
-                shutil.copy(path, copies)
-        connection = sqlite3.connect(Path(copies) / database.name)
-        try:
-            rows = connection.execute("SELECT value FROM entries WHERE key >= ? AND key < ?", (KEY, KEY + "\x7f"))
-            return [TransactionRecord.decode(msgspec.json.decode(value)) for (value,) in rows]
-        finally:
-            connection.close()
+def _decisions(root: Path) -> list[TransactionRecord]:
+    """Return every transaction of the metadata. Raises LogDamaged, BadOption."""
+    try:
+        entries = read_metadata(root)
+    except CannotOpen as error:
+        raise BadOption(f"option path: {error}") from None
+    values = [msgspec.json.decode(each.data) for key, each in entries.items() if key.startswith(KEY)]
+    return [TransactionRecord.decode(value) for value in values]

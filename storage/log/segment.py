@@ -13,8 +13,8 @@ from pathlib import Path
 from qb.storage.engine import ProducerRange
 from qb.storage.files import (
     CACHED_AT_MOST,
-    PRIVATE_FILE,
     OpenFiles,
+    create_file,
     datasync,
     read_all,
     read_cached,
@@ -80,7 +80,7 @@ class Segment:
         first = seal((), base_offset, 0, created_ms, ranges)
         files.forget(segment.log_path, segment.index_path)
         for path in (segment.log_path, segment.index_path):
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE))
+            os.close(create_file(path))
         segment.write((first,), 0, sync=True)
         sync_directory(directory)
         segment.extend(len(first), base_offset, created_ms)

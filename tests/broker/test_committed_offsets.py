@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
+import errno
 
 import pytest
 import trio
@@ -10,6 +10,8 @@ import trio
 from qb.core.groups import committed_offsets as module
 from qb.core.groups.committed_offsets import CommittedOffset, OffsetCommit, OffsetStore
 from qb.core.wire.errors import BadName, BadRequest, Internal, OffsetOutOfRange, UnknownGroup
+from qb.storage.metadata.metadata_log import MetadataLog
+from qb.storage.metadata.metadata_records import decode_changes
 from tests.support.stores import opened
 
 
@@ -88,14 +90,13 @@ async def test_there_is_a_limit_to_groups_and_those_within_it_go_on(offsets, mon
 
 async def test_the_commits_of_one_request_share_a_transaction(engine, offsets, monkeypatch):
     transactions = []
-    write_now = engine.metadata.write_now
+    commit = MetadataLog.commit
 
-    def counting(writes):
-        changes = write_now(writes)
-        transactions.append(set(changes))
-        return changes
+    def counting(log, body, entries):
+        transactions.append({key for key, _ in decode_changes(body)})
+        return commit(log, body, entries)
 
-    monkeypatch.setattr(engine.metadata, "write_now", counting)
+    monkeypatch.setattr(MetadataLog, "commit", counting)
     await offsets.commit("g", [at(1, partition) for partition in range(20)], now_ms=1)
     assert transactions == [{f"offset/g/t/{partition}" for partition in range(20)}]
 
@@ -150,12 +151,12 @@ async def test_a_start_drops_the_offsets_of_topics_that_are_not_there(tmp_path):
 
 
 async def test_a_deletion_that_failed_has_deleted_nothing(engine, offsets, monkeypatch):
-    def broken(writes):
-        raise sqlite3.OperationalError("disk I/O error")
+    def broken(*_):
+        raise OSError(errno.EIO, "disk I/O error")
 
     await offsets.commit("g", [at(7)], now_ms=5)
     with monkeypatch.context() as patch:
-        patch.setattr(engine.metadata, "write_now", broken)
+        patch.setattr(MetadataLog, "commit", broken)
         with pytest.raises(Internal):
             await offsets.delete_group("g")
     assert offsets.of_group("g") == {("t", 0): CommittedOffset(7, 5)}

@@ -13,7 +13,7 @@ from qb.core.subscriptions.push_decisions import DeadLetterDecision
 from qb.core.wire.errors import BrokerError, UnknownSubscription, UnknownTopic
 from qb.storage.local_engine import LocalEngine
 from qb.storage.log.partition_log import LocalLog
-from qb.storage.metadata_store import MetadataStore
+from qb.storage.metadata.metadata_store import MetadataStore
 from tests.support.push_peers import Delivered, a_topic, joined
 
 

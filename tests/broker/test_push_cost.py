@@ -12,7 +12,7 @@ import trio
 from qb.core.push.delivery_rounds import PARTITIONS_A_ROUND
 from qb.core.subscriptions import dispatch
 from qb.core.subscriptions.subscription import Subscription
-from qb.storage.metadata_store import MetadataStore
+from qb.storage.metadata.metadata_store import MetadataStore
 from tests.support.push_peers import Delivered, a_topic, all_saved, joined
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
+import errno
 import threading
 
 import pytest
@@ -11,31 +11,34 @@ import qb.core.push.cursor_saver
 import qb.storage.faults
 from qb.core.push.cursor_saver import SAVE_INTERVAL
 from qb.core.wire.frames import MessageType as T
-from qb.storage.metadata_store import MetadataStore
+from qb.storage.commit.sync_pace import SyncPace
+from qb.storage.metadata.metadata_log import MetadataLog
+from qb.storage.metadata.metadata_records import decode_changes
 from tests.support.push_peers import Delivered, a_topic, all_saved, bodies, joined
 from tests.support.waiting import holds_during
 
 
 class Disk:
-    """Stands between the metadata and its database: holds back or refuses what is written about subscriptions."""
+    """Stands between the metadata and its log: holds back or refuses what is written about subscriptions."""
 
     def __init__(self, monkeypatch):
         self._free = threading.Event()
         self._free.set()
         self.refusals = 0  # so many writes fail
         self.written = 0
-        real = MetadataStore.write_now
+        real = MetadataLog.commit
 
-        def write_now(metadata, writes):
-            if any(key.startswith("cursor/") for write in writes for key in write.values):
+        def commit(log, body, entries):
+            if any(key.startswith("cursor/") for key, _ in decode_changes(body)):
                 assert self._free.wait(60)
                 self.written += 1
                 if self.refusals:
                     self.refusals -= 1
-                    raise sqlite3.OperationalError("disk I/O error")
-            return real(metadata, writes)
+                    raise OSError(errno.EIO, "disk I/O error")
+            return real(log, body, entries)
 
-        monkeypatch.setattr(MetadataStore, "write_now", write_now)
+        monkeypatch.setattr(MetadataLog, "commit", commit)
+        monkeypatch.setattr(SyncPace, "is_quick", False)  # a disk that waits must not wait in the event loop
 
     def stop(self):
         self._free.clear()

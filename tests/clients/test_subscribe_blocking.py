@@ -26,6 +26,7 @@ from qb import (
 from tests.support.brokers import ROOT
 from tests.support.collecting import PATIENCE, Collector, lag, numbered
 from tests.support.peers import die_with
+from tests.support.stores import edit_metadata
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(40)]
@@ -493,8 +494,7 @@ def test_a_subscription_deleted_while_the_client_was_away_ends_the_subscriber(
     ready(client)
     subscriber = client.subscribe_to_subscription("s", print)
     broker.kill()
-    for stored in broker.data_dir.glob("*.sqlite*"):
-        stored.unlink()
+    edit_metadata(broker.data_dir, {"subscription/s": None})
     broker.start()
     with pytest.raises(SubscriptionRemoved):
         subscriber.wait(PATIENCE)

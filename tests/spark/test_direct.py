@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import random
 import shutil
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 from pyspark.errors import PySparkException
 
@@ -23,6 +21,7 @@ from qb.clients.protocol.fetch_requests import PartitionExtent
 from qb.core.wire.errors import LogDamaged
 from qb.storage.stages.transaction_records import ReservedPartition, TransactionRecord
 from tests.spark.source_tools import bodies, values
+from tests.support.stores import edit_metadata
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -221,12 +220,7 @@ def test_a_time_finds_the_first_message_appended_then(start_broker: Callable[...
 def test_a_transaction_that_was_not_finished_is_not_seen(stopped: Callable[..., Path]) -> None:
     data_dir = stopped(bodies(10))
     decision = TransactionRecord(transaction="t", number=None, partitions=[ReservedPartition("events", 0, 6, 4)])
-    database = sqlite3.connect(data_dir / "metadata.sqlite3")
-    with database:
-        database.execute(
-            "INSERT INTO entries (key, value, version) VALUES (?, ?, 1)", (decision.key, msgspec.json.encode(decision))
-        )
-    database.close()
+    edit_metadata(data_dir, {decision.key: decision})
     assert opened(data_dir).extents() == {WHERE: PartitionExtent(0, 6)}
     assert [offset for offset, _ in read(data_dir)] == [*range(6)]
 

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,8 @@ from qb.storage.files import CannotOpen
 from qb.storage.local_engine import LocalEngine
 from qb.storage.verification import verify
 from tests.support.brokers import ROOT
-from tests.support.stores import NOON, Clock, everything, open_engine, opened, running, store
+from tests.support.disk import Crash, crash_at
+from tests.support.stores import NOON, Clock, edit_metadata, everything, open_engine, opened, running, store
 from tests.support.waiting import until
 
 
@@ -73,7 +73,7 @@ async def test_any_allowed_name_can_be_a_topic(tmp_path: Path, name: str) -> Non
     async with opened(tmp_path) as engine:
         await engine.create_topic(Topic(topic=name))
         await store(engine.log(name, 0), b"kept")
-    (tmp_path / "data" / "metadata.sqlite3").unlink()
+    edit_metadata(tmp_path / "data", {f"topic/{name}": None})
     async with opened(tmp_path) as engine:
         assert await everything(engine.log(name, 0)) == [b"kept"]
         await engine.delete_topic(name)
@@ -104,41 +104,13 @@ async def test_a_topic_that_only_has_a_directory_is_adopted_with_a_note(tmp_path
     async with opened(tmp_path) as engine:
         await engine.create_topic(Topic(topic="wide", partitions=3))
         await store(engine.log("wide", 2), b"kept")
-    for path in (tmp_path / "data").glob("metadata*"):
-        path.unlink()
+    edit_metadata(tmp_path / "data", {"topic/t": None, "topic/wide": None})
     async with opened(tmp_path) as engine:
         assert {name: topic.partitions for name, topic in engine.topics().items()} == {"t": 1, "wide": 3}
         assert sum("adopted" in note for note in engine.recovery.notes) == 2
         assert await everything(engine.log("wide", 2)) == [b"kept"]
     async with opened(tmp_path) as engine:
         assert engine.recovery.notes == ()
-
-
-class Crash(BaseException):
-    """The process is gone."""
-
-
-def crash_at(patch: pytest.MonkeyPatch, step: int) -> Callable[[], int]:
-    """Let the process die at the step-th call that changes the disk; returns how to ask for the calls so far."""
-    calls = 0
-    real = {
-        name: getattr(os, name)
-        for name in ("mkdir", "open", "pwrite", "pwritev", "fdatasync", "fsync", "rename", "unlink")
-    }
-
-    def wrap(name: str) -> Callable[..., object]:
-        def call(*args: object, **options: object) -> object:
-            nonlocal calls
-            calls += 1
-            if calls == step:
-                raise Crash(name)
-            return real[name](*args, **options)
-
-        return call
-
-    for name in real:
-        patch.setattr(os, name, wrap(name))
-    return lambda: calls
 
 
 def test_a_creation_interrupted_at_any_step_is_whole_or_not_there(tmp_path: Path) -> None:
@@ -166,7 +138,7 @@ def test_a_creation_interrupted_at_any_step_is_whole_or_not_there(tmp_path: Path
 def test_a_deletion_interrupted_at_any_step_is_finished_or_not_begun(tmp_path: Path) -> None:
     engine = open_engine(tmp_path / "whole")
     engine._directories.create(engine._files, "orders", 2, NOON)
-    engine._write_now({"topic/orders": b'{"topic": "orders", "partitions": 2}'})
+    engine.metadata.write_now({"topic/orders": b'{"topic": "orders", "partitions": 2}'})
     engine.close()
     step, finished = 0, False
     outcomes = set()
@@ -232,12 +204,21 @@ async def test_a_directory_closed_is_free_for_the_next(tmp_path: Path) -> None:
     open_engine(tmp_path).close()
 
 
-@pytest.mark.parametrize(("text", "says"), [("qb-storage 2\n", "version 2"), ("nonsense\n", "no data directory")])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("qb-storage 3\n", "version 3"),
+        ("qb-storage 0\n", "no data directory"),
+        ("qb-storage \u00b2\n", "no data directory"),
+        ("nonsense\n", "no data directory"),
+        ("", "no data directory"),
+    ],
+)
 async def test_a_format_that_is_not_ours_is_refused_and_left_alone(tmp_path: Path, text: str, says: str) -> None:
     async with opened(tmp_path):
         pass
     path = tmp_path / "data" / "format"
-    assert path.read_text() == "qb-storage 1\n"
+    assert path.read_text() == "qb-storage 2\n"
     path.write_text(text)
     for _ in range(2):
         with pytest.raises(CannotOpen, match=says):

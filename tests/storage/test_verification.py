@@ -11,7 +11,7 @@ from qb.storage.engine import Topic
 from qb.storage.files import CannotOpen
 from qb.storage.log.sealed_batches import seal
 from qb.storage.verification import Finding, verify
-from tests.support.stores import NOON, Clock, frames, indexes, logs, opened, store
+from tests.support.stores import NOON, Clock, frames, indexes, logs, metadata_log, opened, store
 
 
 @pytest.fixture
@@ -117,21 +117,19 @@ async def test_time_that_goes_back_and_frames_that_do_not_add_up_are_found(data:
     assert any(finding.position == position and "append time" in finding.what for finding in found)
 
 
-async def test_metadata_that_cannot_be_read_is_found_and_missing_metadata_noted(data: Path) -> None:
-    database = data / "data" / "metadata.sqlite3"
-    whole = database.read_bytes()
-    database.write_bytes(b"not a database" * 100)
-    assert [finding.file for finding in verify(data / "data").findings] == [str(database)]
-    database.unlink()
-    report = verify(data / "data")
-    assert report.findings == []
-    assert any("no metadata" in note.what for note in report.notes)
-    database.write_bytes(whole)
+async def test_metadata_that_is_damaged_or_missing_is_found(data: Path) -> None:
+    path = metadata_log(data / "data")
+    path.write_bytes(b"no records" * 100)
+    (finding,) = verify(data / "data").findings
+    assert (finding.file, finding.position) == (str(path), 0)
+    path.unlink()
+    (finding,) = verify(data / "data").findings
+    assert "has no metadata: restore it from a backup" in finding.what
 
 
 async def test_other_directories_and_newer_formats_are_refused(data: Path, tmp_path: Path) -> None:
     with pytest.raises(CannotOpen, match="nowhere"):
         verify(tmp_path / "nowhere")
-    (data / "data" / "format").write_text("qb-storage 2\n")
-    with pytest.raises(CannotOpen, match="version 2"):
+    (data / "data" / "format").write_text("qb-storage 3\n")
+    with pytest.raises(CannotOpen, match="version 3"):
         verify(data / "data")

@@ -15,7 +15,7 @@ from qb import server
 from qb.core.transactions.stage_copy import StageCopy
 from qb.core.transactions.transaction_commits import TransactionCommits
 from qb.storage.log.partition_log import LocalLog
-from qb.storage.metadata_store import MetadataStore
+from qb.storage.metadata.metadata_store import MetadataStore
 from qb.storage.stages.stage_file import StageFile
 from qb.storage.stages.stage_store import LocalStage
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import trio
 
 from qb.core.settings import StorageSettings
 from qb.core.wire.errors import BrokerError
 from qb.core.wire.frames import MessageType, decode_frame, encode_frame
+from qb.storage.commit.completions import Completions
+from qb.storage.commit.sync_pace import SyncPace
+from qb.storage.commit.writer_threads import WriterThreads
 from qb.storage.engine import AppendRun, PartitionLog, StoredChunk, Topic
+from qb.storage.files import OpenFiles
 from qb.storage.local_engine import LocalEngine
+from qb.storage.metadata.metadata_files import log_paths
+from qb.storage.metadata.metadata_recovery import recover_metadata
+from qb.storage.metadata.metadata_store import MetadataStore
 
 NOON = 1_700_000_000_000
 HOUR = 3_600_000
@@ -137,6 +145,22 @@ async def everything(log: PartitionLog, max_bytes: int = 1000) -> list[bytes]:
     return [body for _, body in found]
 
 
+def edit_metadata(data_dir: Path, values: Mapping[str, Any | None]) -> None:
+    """Change what is stored (None: remove) while no broker runs."""
+    files, completions = OpenFiles(), Completions()
+    writers = WriterThreads("unused", 0, completions)
+    found = recover_metadata(files, data_dir)
+    encoded = {key: None if value is None else msgspec.json.encode(value) for key, value in values.items()}
+    MetadataStore(found.log, found.entries, writers, completions, SyncPace()).write_now(encoded)
+    writers.close()
+    files.close()
+
+
+def metadata_log(data_dir: Path) -> Path:
+    """The newest file of the metadata."""
+    return log_paths(data_dir / "metadata")[-1]
+
+
 def partition(directory: Path, topic: str = "t", number: int = 0) -> Path:
     return directory / "data" / "topics" / topic / str(number)
 
@@ -151,7 +175,7 @@ def indexes(directory: Path) -> list[Path]:
 
 
 # The modules of storage that run what was queued, and the tasks that they run it in.
-RUNNERS = {"completions.py", "commit_step.py", "writer_threads.py", "local_engine.py", "faults.py"}
+RUNNERS = {"completions.py", "commit_step.py", "writer_threads.py", "local_engine.py", "metadata_store.py", "faults.py"}
 
 
 def storage_at_work() -> set[str]:

@@ -17,6 +17,7 @@ from qb.core.wire.frames import MessageType, encode_frame
 from qb.storage.verification import verify
 from tests.support.brokers import BrokerProcess, server_command
 from tests.support.peers import Peer, stored_messages
+from tests.support.stores import metadata_log
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
@@ -213,10 +214,10 @@ def test_a_topic_whose_name_cannot_be_synced_is_not_made(two_topics):
         assert [topic["topic"] for topic in again.call("list_topics")] == ["a", "b"]
 
 
-@pytest.mark.parametrize("fault", ["pwrite64:error=ENOSPC", "fdatasync:error=EIO"])
+@pytest.mark.parametrize("fault", ["pwritev2:error=ENOSPC", "pwritev2:error=EIO"])
 def test_metadata_that_cannot_be_written_refuses_the_topic_and_leaves_no_half_of_it(two_topics, fault):
     broker, peer = two_topics
-    with failing(broker, broker.data_dir / "metadata.sqlite3-wal", fault), Peer(broker.port) as other:
+    with failing(broker, metadata_log(broker.data_dir), fault), Peer(broker.port) as other:
         assert code(other.create_topic("c")) in ("DISK_FULL", "INTERNAL")
         assert code(peer.publish("a", b"meanwhile")) == "success"
     assert [topic["topic"] for topic in peer.call("list_topics")] == ["a", "b"]
@@ -548,17 +549,38 @@ def test_a_data_directory_of_another_format_is_refused_untouched(two_topics, con
     assert ended.returncode == 1
     assert words in ended.stderr
     assert ended.stderr.count("\n") == 1
-    (broker.data_dir / "format").write_text("qb-storage 1\n")
+    (broker.data_dir / "format").write_text("qb-storage 2\n")
     broker.start()
     with Peer(broker.port) as peer:
         assert peer.bodies("a") == [b"before"]
 
 
-def test_topics_are_adopted_from_their_logs_when_the_metadata_is_lost(two_topics):
+@pytest.mark.parametrize("loss", ["missing", "empty", "damaged"])
+def test_a_start_without_whole_metadata_is_refused_in_one_line_that_says_what_to_do(two_topics, loss):
     broker, _ = two_topics
     broker.stop()
-    for path in broker.data_dir.glob("metadata.sqlite3*"):
+    path = metadata_log(broker.data_dir)
+    whole = path.read_bytes()
+    path.write_bytes({"empty": b"", "damaged": whole[:50] + b"?" + whole[51:]}.get(loss, b""))
+    if loss == "missing":
         path.unlink()
+    ended = second_broker(broker.data_dir)
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
+    assert str(path if loss != "missing" else path.parent) in ended.stderr
+    assert "restore" in ended.stderr
+    path.write_bytes(whole)
+    broker.start()
+    with Peer(broker.port) as peer:
+        assert peer.bodies("a") == [b"before"]
+
+
+def test_topics_are_adopted_from_their_logs_when_they_are_moved_to_a_new_directory(two_topics, start_broker):
+    old, _ = two_topics
+    old.stop()
+    broker = start_broker("new")
+    broker.stop()
+    for topic in (old.data_dir / "topics").iterdir():
+        topic.rename(broker.data_dir / "topics" / topic.name)
     broker.start()
     assert "adopted topic 'a'" in broker.log
     with Peer(broker.port) as peer:

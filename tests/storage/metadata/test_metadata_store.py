@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
+import errno
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,40 +15,63 @@ import trio.testing
 
 from qb.core.wire.errors import DiskFull, Internal, ShuttingDown
 from qb.storage.commit.completions import Completions
+from qb.storage.commit.sync_pace import SyncPace
+from qb.storage.commit.writer_threads import WriterThreads
+from qb.storage.data_directory import prepare
 from qb.storage.engine import MetadataEntry, VersionConflict
-from qb.storage.metadata_store import MetadataStore
+from qb.storage.files import OpenFiles, SyncFailed
+from qb.storage.metadata.metadata_log import MetadataLog
+from qb.storage.metadata.metadata_records import decode_changes
+from qb.storage.metadata.metadata_recovery import recover_metadata
+from qb.storage.metadata.metadata_store import MetadataStore
 from tests.support.waiting import until
 
 
 @asynccontextmanager
-async def opened(directory: Path) -> AsyncIterator[MetadataStore]:
-    metadata = MetadataStore(directory / "metadata.sqlite3", Completions())
-    metadata.start()
+async def opened(directory: Path, pace: SyncPace | None = None) -> AsyncIterator[MetadataStore]:
+    """The metadata of a data directory at work."""
+    prepare(directory)
+    files, completions = OpenFiles(), Completions()
+    writers = WriterThreads("writer", 2, completions)
+    found = recover_metadata(files, directory)
+    metadata = MetadataStore(found.log, found.entries, writers, completions, pace or SyncPace())
+    writers.start()
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(metadata.write_forever)
+            nursery.start_soon(writers.deliver_forever)
+            nursery.start_soon(metadata.run)
             yield metadata
             nursery.cancel_scope.cancel()
         await metadata.finish()
     finally:
-        metadata.stop(5.0)
-        metadata.close()
+        metadata.abandon(ShuttingDown("the test ends"))
+        writers.stop(5.0)
+        writers.close()
+        files.close()
 
 
 class Slow:
-    """Counts transactions, and holds the first until told to go on."""
+    """Counts the changes of each record, and holds the first until told to go on."""
 
-    def __init__(self, metadata: MetadataStore, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
+        self.threads: list[int] = []
         self.reached, self.go = threading.Event(), threading.Event()
-        self._real: Callable[..., Any] = metadata.write_now
-        patch.setattr(metadata, "write_now", self._write)
+        self._real: Callable[..., Any] = MetadataLog.commit
+        patch.setattr(MetadataLog, "commit", lambda log, body, entries: self._commit(log, body, entries))
 
-    def _write(self, writes: list[Any]) -> Any:
-        self.sizes.append(len(writes))
+    def _commit(self, log: MetadataLog, body: bytes, entries: Any) -> Any:
+        self.sizes.append(len(list(decode_changes(body))))
+        self.threads.append(threading.get_ident())
         self.reached.set()
         assert self.go.wait(20)
-        return self._real(writes)
+        return self._real(log, body, entries)
+
+
+class Quick(SyncPace):
+    """A disk that is known to be quick."""
+
+    is_quick = True
 
 
 async def test_what_was_put_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -104,11 +127,11 @@ async def test_of_many_who_compare_and_set_at_once_one_wins(tmp_path: Path) -> N
         assert len(won) == 1
 
 
-async def test_writes_that_arrive_during_a_transaction_share_the_next_one(
+async def test_writes_that_arrive_while_a_record_is_synced_share_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(tmp_path) as metadata:
-        slow = Slow(metadata, monkeypatch)
+        slow = Slow(monkeypatch)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(metadata.put, "first", 0)
             await trio.to_thread.run_sync(slow.reached.wait, 10)
@@ -135,7 +158,7 @@ async def test_state_that_may_lag_is_coalesced_and_durable_after_a_flush(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(tmp_path) as metadata:
-        slow = Slow(metadata, monkeypatch)
+        slow = Slow(monkeypatch)
         slow.go.set()
         for number in range(1000):
             metadata.put_soon("cursor", number)
@@ -144,7 +167,7 @@ async def test_state_that_may_lag_is_coalesced_and_durable_after_a_flush(
         await metadata.flush()
         assert metadata.get("cursor") == MetadataEntry(999, 1)
         assert metadata.get("gone") is None
-        assert slow.sizes == [3]  # cursor, gone and the flush itself
+        assert slow.sizes == [1]  # the cursor; what was never there need not be removed
 
 
 async def test_state_that_may_lag_is_written_without_anybody_waiting(tmp_path: Path) -> None:
@@ -168,27 +191,57 @@ async def test_writes_of_one_key_keep_their_order(tmp_path: Path, monkeypatch: p
         assert metadata.get("k") == MetadataEntry(3, 3)
 
 
-@pytest.mark.parametrize(("code", "kind"), [(sqlite3.SQLITE_FULL, DiskFull), (sqlite3.SQLITE_IOERR, Internal)])
-async def test_a_transaction_that_fails_changes_nothing_and_lagging_state_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception]
+@pytest.mark.parametrize(
+    ("error", "kind"), [(OSError(errno.ENOSPC, "no room"), DiskFull), (SyncFailed(errno.EIO, "no disk"), Internal)]
+)
+async def test_a_record_that_fails_changes_nothing_and_lagging_state_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, kind: type[Exception]
 ) -> None:
+    def failing(*_: object) -> None:
+        raise error
+
     async with opened(tmp_path) as metadata:
-        real = metadata._apply
-
-        def failing(write: Any, changes: Any) -> None:
-            real(write, changes)
-            error = sqlite3.OperationalError("the disk says no")
-            error.sqlite_errorcode = code
-            raise error
-
         with monkeypatch.context() as patch:
-            patch.setattr(metadata, "_apply", failing)
+            patch.setattr(MetadataLog, "commit", failing)
             metadata.put_soon("lags", 1)
-            with pytest.raises(kind, match="the disk says no"):
+            with pytest.raises(kind, match=rf"metadata could not be written to .*\.log: {error.strerror}"):
                 await metadata.put("k", 1)
         assert metadata.get("k") is None
         assert await metadata.put("k", 2, expected=0) == 1
         assert metadata.get("lags") == MetadataEntry(1, 1)
+
+
+async def test_puts_of_many_tasks_in_one_step_share_one_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(tmp_path, Quick()) as metadata:
+        slow = Slow(monkeypatch)
+        slow.go.set()
+        for _ in range(3):
+            async with trio.open_nursery() as nursery:
+                for number in range(32):
+                    nursery.start_soon(metadata.put, f"k{number}", number)
+        assert slow.sizes == [32, 32, 32]
+        assert threading.get_ident() not in slow.threads
+
+
+async def test_a_lone_short_put_on_a_quick_disk_needs_no_change_of_threads_and_a_long_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, Quick()) as metadata:
+        slow = Slow(monkeypatch)
+        slow.go.set()
+        await metadata.put("k", "short")
+        await metadata.put("k", "x" * 20_000)
+        assert [thread == threading.get_ident() for thread in slow.threads] == [True, False]
+
+
+async def test_what_is_given_together_is_stored_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(tmp_path) as metadata:
+        slow = Slow(monkeypatch)
+        slow.go.set()
+        done = trio.Event()
+        metadata.put_then({f"k{number}": number for number in range(9)}, lambda error: done.set())
+        await done.wait()
+        assert slow.sizes == [9]
 
 
 async def test_after_the_end_writes_are_refused(tmp_path: Path) -> None:
@@ -223,7 +276,7 @@ async def test_who_does_not_wait_is_told_when_it_is_durable_or_why_not(
             (None, MetadataEntry(3, 3), MetadataEntry(2, 1)),
         ]
         with monkeypatch.context() as patch:
-            patch.setattr(metadata, "_apply", lambda write, changes: 1 / 0)
+            patch.setattr(MetadataLog, "commit", lambda *_: 1 / 0)
             metadata.put_then({"a": 4}, done)
             await until(lambda: len(told) == 3)
         error, kept, _ = told[-1]

@@ -1,0 +1,93 @@
+"""A data directory as a whole: its format, and what a start must find in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qb.storage.files import CannotOpen, make_directory, replace_durably
+from qb.storage.metadata.metadata_files import DIRECTORY, log_paths, read_log
+from qb.storage.metadata.metadata_log import create_log
+from qb.storage.metadata.metadata_records import Entries
+from qb.storage.metadata.sqlite_migration import DATABASE, read_copy, read_database, set_aside
+from qb.storage.topic_directories import TopicDirectories
+
+FORMAT = "qb-storage"
+WITH_SQLITE, VERSION = 1, 2  # the formats that are read; the last one is written
+WITHOUT_METADATA = (
+    "restore it from a backup; or start a broker with a new data directory, stop it, and move the directories of the "
+    "topics there: they are adopted, without subscriptions, offsets and transactions"
+)
+
+
+def prepare(data_dir: Path) -> None:
+    """Make a new data directory whole, or bring an older one to our format. Blocks. Raises CannotOpen, OSError.
+
+    The format is written last: when it is there, so is the metadata.
+    """
+    path = data_dir / "format"
+    version = check_format(path) if path.exists() else None
+    if version is None:
+        _begin(data_dir)
+    elif version == WITH_SQLITE:
+        _migrate(data_dir)
+    else:
+        newest_log(data_dir)
+    if version != VERSION:
+        replace_durably(path, f"{FORMAT} {VERSION}\n".encode())
+    set_aside(data_dir)
+    make_directory(data_dir / "topics")
+
+
+def _migrate(data_dir: Path) -> None:
+    """Write the metadata log from the database of format 1.
+
+    Until the format says otherwise the database is the truth: an interrupted migration begins anew.
+    """
+    entries = read_database(data_dir / DATABASE)
+    if entries is None and _has_topics(data_dir):
+        raise CannotOpen(f"{data_dir} has topics, but {DATABASE} is missing or empty: {WITHOUT_METADATA}")
+    make_directory(data_dir / DIRECTORY)
+    create_log(data_dir / DIRECTORY, entries or {})
+
+
+def check_format(path: Path) -> int:
+    """Return the version that the format file names. Raises CannotOpen unless this version of ours reads it."""
+    name, _, version = path.read_text(errors="replace").strip().partition(" ")
+    if name != FORMAT or not (version.isascii() and version.isdigit()) or not int(version):
+        raise CannotOpen(f"{path} does not say {FORMAT!r} and a version: this is no data directory of ours")
+    if int(version) > VERSION:
+        raise CannotOpen(f"{path} has version {version}; this broker reads up to {VERSION}: use a newer one")
+    return int(version)
+
+
+def read_metadata(data_dir: Path) -> Entries:
+    """Return the metadata of a directory without writing to it. Blocks. Raises CannotOpen, LogDamaged, OSError."""
+    if check_format(data_dir / "format") == WITH_SQLITE:
+        entries = read_copy(data_dir / DATABASE)
+        if entries is None:
+            raise CannotOpen(f"{data_dir / DATABASE} is missing or empty: {WITHOUT_METADATA}")
+        return entries
+    return read_log(newest_log(data_dir)).entries
+
+
+def newest_log(data_dir: Path) -> Path:
+    """Return the file of the metadata log that counts. Raises CannotOpen if there is none."""
+    paths = log_paths(data_dir / DIRECTORY)
+    if not paths:
+        raise CannotOpen(f"{data_dir / DIRECTORY} has no metadata: {WITHOUT_METADATA}")
+    return paths[-1]
+
+
+def _begin(data_dir: Path) -> None:
+    """Make the metadata of a new directory. Raises CannotOpen if it is not new: then its format file is lost."""
+    if _has_topics(data_dir) or (data_dir / DATABASE).exists():
+        raise CannotOpen(
+            f"{data_dir} has no file named 'format', and yet it is not empty: restore that file from a backup"
+        )
+    if not log_paths(data_dir / DIRECTORY):
+        make_directory(data_dir / DIRECTORY)
+        create_log(data_dir / DIRECTORY, {})
+
+
+def _has_topics(data_dir: Path) -> bool:
+    return (data_dir / "topics").is_dir() and bool(TopicDirectories(data_dir / "topics").names())

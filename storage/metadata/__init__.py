@@ -1,0 +1,1 @@
+"""Small durable facts: a chained log of changes with snapshots, read from memory."""

@@ -1,0 +1,72 @@
+"""What a start does with the metadata: prove it, compare it with the last clean stop, cut a torn tail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from qb.core.wire.errors import LogDamaged
+from qb.storage.clean_stop import NAME, BadProof, LogEnd, read_proof, remove_proof
+from qb.storage.files import CannotOpen, OpenFiles
+from qb.storage.metadata.metadata_files import DIRECTORY, MetadataContents, log_paths, read_log
+from qb.storage.metadata.metadata_log import MetadataLog
+from qb.storage.metadata.metadata_records import Entries
+
+
+class RecoveredMetadata(NamedTuple):
+    """The metadata, ready for use."""
+
+    log: MetadataLog
+    entries: Entries
+    notes: list[str]  # for the operator
+
+
+def recover_metadata(files: OpenFiles, data_dir: Path) -> RecoveredMetadata:
+    """Open the metadata of a directory that has some. Blocks. Raises CannotOpen if it is damaged, OSError."""
+    notes: list[str] = []
+    try:
+        proof = read_proof(data_dir)
+    except BadProof as bad:
+        proof = None
+        notes.append(str(bad))
+    path = log_paths(data_dir / DIRECTORY)[-1]
+    try:
+        contents = read_log(path)
+        if proof is not None:
+            check_end(contents, proof)
+        remove_proof(data_dir)
+        log = MetadataLog(files, contents)
+    except LogDamaged as damage:
+        raise CannotOpen(f"{damage}. Nothing was changed; restore {damage.file} from a backup") from damage
+    except OSError as error:
+        raise CannotOpen(f"{path} cannot be opened: {error.strerror}") from error
+    if contents.torn_bytes:
+        notes.append(torn_text(contents))
+    return RecoveredMetadata(log, contents.entries, notes)
+
+
+def check_end(contents: MetadataContents, proof: Mapping[str, LogEnd]) -> None:
+    """Raises LogDamaged unless the metadata ends where the last clean stop left it."""
+    path = contents.path
+    proved = proof.get(proof_key(path))
+    if proved is None:
+        left = ", ".join(key for key in proof if key.startswith(f"{DIRECTORY}/")) or "none"
+        raise LogDamaged(str(path), 0, f"it is not the file that the last clean stop left ({left}), as {NAME} proves")
+    if contents.torn_bytes or contents.log_end != proved:
+        what = f"the records end here, but not as at the last clean stop, at byte {proved.size}, as {NAME} proves"
+        raise LogDamaged(str(path), contents.size, what)
+
+
+def proof_key(path: Path) -> str:
+    """Return how the proof of a clean stop names a file of the metadata."""
+    return f"{DIRECTORY}/{path.name}"
+
+
+def torn_text(contents: MetadataContents) -> str:
+    """Return what an operator is told of a torn tail."""
+    size = "1 byte" if contents.torn_bytes == 1 else f"{contents.torn_bytes} bytes"
+    return (
+        f"cut {size} off the end of {contents.path}: the last change was half written, or damaged later; "
+        "if it was acked, it is lost"
+    )
