@@ -13,15 +13,24 @@ from qb.clients.blocking.client import BrokerClient
 from qb.clients.blocking.consumer import Consumer
 from qb.clients.protocol.message import Message
 from qb.core.wire.value_kinds import INTEGER, SECONDS, Kind
+from qb.core.wire.whole_numbers import whole_number
 
 
 def parse_offset(text: str) -> int:
     """Return an offset as FETCH takes it. Raises ValueError."""
-    return {"earliest": -2, "latest": -1}.get(text) or int(text)
+    return {"earliest": -2, "latest": -1}[text] if text in WORDS else _parse_number(text)
 
 
+def _parse_number(text: str) -> int:
+    number = whole_number(text)
+    if number is None:
+        raise ValueError(text)
+    return number
+
+
+WORDS = ("earliest", "latest")
 OFFSET = Kind("an offset, earliest or latest", parse_offset)
-START = Kind(OFFSET.noun, lambda text: text if text in ("earliest", "latest") else int(text)).within(0)
+START = Kind(OFFSET.noun, lambda text: text if text in WORDS else _parse_number(text)).within(0)
 
 
 def _fetch_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,13 +8,15 @@ from typing import Any
 
 from qb.cli.command import Command, Outcome, broker, counted, of_kind
 from qb.core.wire.value_kinds import INTEGER, SECONDS
+from qb.core.wire.whole_numbers import whole_number
 
 PLACE = "an offset, earliest, latest, or a time such as 2026-01-31T12:00:00Z"
 
 
 def place(text: str) -> int | str:
-    """Return a place in a topic as the broker takes it."""
-    return int(text) if text.isdigit() else text
+    """Return a place in a topic as the broker takes it, which knows words and times."""
+    number = whole_number(text)
+    return text if number is None else number
 
 
 def _subscription(parser: argparse.ArgumentParser) -> None:

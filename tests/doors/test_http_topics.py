@@ -326,7 +326,7 @@ async def test_messages_are_read_from_an_offset_a_word_or_a_time(a_broker):
         assert await values("offset=earliest") == ["0", "1", "2"]
         assert await values("offset=latest") == []
         assert await values("offset=3") == []
-        assert await values("offset=999999999999999999999999") == []
+        assert await values(f"offset={2**63 - 1}") == []
         assert await values("offset=2020-01-01T00:00:00Z") == ["0", "1", "2"]
         assert await values("offset=2999-01-01T00:00:00Z") == []
 

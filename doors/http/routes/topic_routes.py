@@ -10,6 +10,7 @@ from msgspec import Meta
 from qb.core.broker.fetching import FetchLimits, messages
 from qb.core.positions import resolve
 from qb.core.wire.errors import UnknownPartition
+from qb.core.wire.whole_numbers import whole_number
 from qb.doors.http.http_errors import bad_request
 from qb.doors.http.http_views import (
     HOUR,
@@ -132,17 +133,17 @@ async def tail(call: RouteCall) -> Streaming:
 
 def log_of(call: RouteCall) -> PartitionLog:
     """Return the log that the path names. Raises UnknownTopic, UnknownPartition."""
-    topic, partition = call.broker.topics.get(call.path["topic"]), call.path["partition"]
-    if not (partition.isascii() and partition.isdigit() and len(partition) < 10):
-        raise UnknownPartition(topic.topic, partition[:80], topic.partitions)
-    return call.broker.topics.log(topic.topic, int(partition))
+    topic = call.broker.topics.get(call.path["topic"])
+    partition = whole_number(call.path["partition"], 0)
+    if partition is None:
+        raise UnknownPartition(topic.topic, call.path["partition"][:80], topic.partitions)
+    return call.broker.topics.log(topic.topic, partition)
 
 
 async def _offset(log: PartitionLog, text: str) -> int:
     """Return the offset that is meant: a number as it is, or what a word or a time stands for. Raises BadRequest."""
-    if text.isascii() and text.isdigit():
-        return min(int(text[:20]), 2**63 - 1)
-    return await resolve(log, text)
+    number = whole_number(text, 0)
+    return await resolve(log, text) if number is None else number
 
 
 def _states(call: RouteCall, topic: Topic) -> list[LogState]:

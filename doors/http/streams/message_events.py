@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from qb.core.wire.frames import Frame
+from qb.core.wire.whole_numbers import whole_number
 from qb.doors.http.http_views import MessageView, message_view
 from qb.doors.http.streams.event_stream import event
 
@@ -30,6 +31,5 @@ def encode_batch(batch: EventBatch) -> bytes:
 
 def parse_event_id(text: str) -> tuple[int, int] | None:
     """Return partition and offset of an event id, or None if it is none of ours."""
-    partition, colon, offset = text.partition(":")
-    fits = colon and partition.isdecimal() and offset.isdecimal() and len(text) < 40
-    return (int(partition), int(offset)) if fits else None
+    partition, offset = (whole_number(part, 0) for part in text.partition(":")[::2])
+    return None if partition is None or offset is None else (partition, offset)
