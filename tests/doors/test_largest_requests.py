@@ -1,0 +1,230 @@
+"""The largest request of every kind that the limits allow: none handles more items at a step than there may be.
+
+Wall times are reported (`-s` shows them), not asserted: the machine may be busy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import trio
+
+from qb.core.broker.outgoing_messages import OutgoingMessage
+from qb.core.pacing import MOST_AT_ONCE, counted
+from qb.core.wire.frames import Frame, MessageType, encode_frame
+from qb.doors.binary.methods import MAX_ARGUMENTS, METHODS
+from qb.doors.json_lines.json_methods import ROWS
+from tests.support.peers import TrioPeer
+
+WIDE = 1_024  # partitions of a topic
+NAMES = [f"t{number}" for number in range(50)]
+
+
+class LongestPass(trio.abc.Instrument):
+    """The longest time between two looks of the loop at its sockets."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._since = perf_counter()
+
+    def after_io_wait(self, timeout: float) -> None:
+        self._since = perf_counter()
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.seconds = max(self.seconds, perf_counter() - self._since)
+
+
+@contextmanager
+def bounded(name: str) -> Iterator[None]:
+    """Assert that no step counts too many items while the context is open; print how long the longest pass took."""
+    longest = LongestPass()
+    trio.lowlevel.add_instrument(longest)
+    try:
+        with counted() as step:
+            yield
+    finally:
+        trio.lowlevel.remove_instrument(longest)
+    print(f"{name:28} {step.most:7} items {1000 * longest.seconds:8.1f} ms", flush=True)
+    assert step.most <= MOST_AT_ONCE
+
+
+def many(make: Callable[[int], Any], size: int) -> list[Any]:
+    """Return as many items as fit into the arguments of one request, a little room left for the rest."""
+    return [make(number) for number in range((MAX_ARGUMENTS - 1_000) // (size + 1))]
+
+
+def largest() -> dict[str, dict[str, Any]]:
+    """Return the largest arguments for every method; one that has no list in it is as large as what it asks for."""
+    stage = {"stage": "00000000", "messages": 1}
+    commits = many(lambda n: ["wide", n % WIDE, 0], 14)
+    return {
+        "create_topic": {"topic": "created", "partitions": WIDE},
+        "add_partitions": {"topic": "t0", "partitions": WIDE},
+        "delete_topic": {"topic": "created"},
+        "list_topics": {},
+        "describe_topic": {"topic": "wide"},
+        "describe_topics": {"topics": many(lambda n: "wide", 6)},
+        "offsets": {"topic": "wide", "time_ms": 0},
+        "create_subscription": {"subscription_id": "new", "topic": "wide", "start_offset": "@0"},
+        "delete_subscription": {"subscription_id": "new"},
+        "list_subscriptions": {},
+        "describe_subscription": {"subscription_id": "s0"},
+        "seek": {"subscription_id": "s0", "to": "@0"},
+        "pause": {"subscription_id": "s0"},
+        "resume": {"subscription_id": "s0"},
+        "fork": {"subscription_id": "s0", "new_id": "forked"},
+        "explain": {"subscription_id": "s0", "offset": 0},
+        "dead_letters": {"subscription_id": "s0", "max": 10_000},
+        "retry_dead_letters": {"subscription_id": "s0", "numbers": many(lambda n: n, 6)},
+        "purge_dead_letters": {"subscription_id": "s0", "numbers": many(lambda n: n, 6)},
+        "join_group": {"group": "g", "member": "m", "topics": ["wide", *NAMES]},
+        "sync_group": {"group": "g", "member": "m", "generation": 1},
+        "heartbeat_group": {"group": "g", "member": "m"},
+        "leave_group": {"group": "g", "member": "m"},
+        "commit_offsets": {"group": "g", "offsets": commits},
+        "committed_offsets": {"group": "g"},
+        "reset_group": {"group": "g", "topic": "wide", "to": "@0"},
+        "list_groups": {},
+        "describe_group": {"group": "g"},
+        "delete_group": {"group": "g"},
+        "begin_transaction": {"transaction": "x"},
+        "commit_transaction": {"transaction": "x", "stages": many(lambda n: stage, 38)},
+        "abort_transaction": {"transaction": "x", "stages": many(lambda n: "00000000", 11)},
+        "list_transactions": {},
+        "show_transaction": {"transaction": "x"},
+        "finish_transaction": {"transaction": "x"},
+        "abandon_transaction": {"transaction": "x"},
+        "server_info": {},
+    }
+
+
+def test_every_method_has_its_largest_request_here():
+    assert {
+        name: set(given) <= set(METHODS[name].arguments.__struct_fields__) for name, given in largest().items()
+    } == dict.fromkeys(METHODS, True)
+
+
+def most_allowed(refusal: str) -> int | None:
+    """Return how many things a refusal says that a request may name."""
+    found = re.search(r"at most (\d+)", refusal)
+    return int(found[1]) if found else None
+
+
+def cut(arguments: dict[str, Any], most: int) -> dict[str, Any]:
+    return {name: value[:most] if isinstance(value, list) else value for name, value in arguments.items()}
+
+
+async def ask(peer: TrioPeer, method: str, arguments: dict[str, Any]) -> Frame:
+    """Call a method, and assert that its steps are bounded."""
+    body = json.dumps(arguments, separators=(",", ":")).encode()
+    assert len(body) <= MAX_ARGUMENTS
+    with bounded(method), trio.fail_after(60):
+        answer = await peer.ask(MessageType.REQUEST, 3, body, method=method)
+    assert answer.properties.get("code") != "INTERNAL"
+    return answer
+
+
+async def test_the_largest_request_of_every_method_is_handled_in_steps_that_are_bounded(a_broker):
+    async with a_broker(max_partitions=WIDE) as connect:
+        peer = await connect()
+        await peer.ask(MessageType.HELLO, 1, protocol="1")
+        await peer.call("create_topic", topic="wide", partitions=WIDE)
+        for name in NAMES:
+            await peer.call("create_topic", topic=name)
+        for number in range(50):
+            await peer.call("create_subscription", subscription_id=f"s{number}", topic="wide")
+            await peer.ask(MessageType.SUBSCRIBE, 2, subscription_id=f"s{number}")
+        for method, arguments in largest().items():
+            answer = await ask(peer, method, arguments)
+            most = most_allowed(answer.properties.get("error", ""))
+            if most is not None:  # it was larger than the limits allow: take one that is not
+                answer = await ask(peer, method, cut(arguments, most))
+                assert "at most" not in answer.properties.get("error", "")
+
+
+async def test_the_largest_frames_are_handled_in_steps_that_are_bounded(a_broker):
+    async with a_broker() as connect:
+        peer, basic = await connect(), await connect()
+        await peer.ask(MessageType.HELLO, 1, protocol="1")
+        await peer.call("create_topic", topic="a")
+        publishes = [
+            encode_frame(MessageType.PUBLISH, number, 0, {"topic": "a"}, b"x" * (number % 3))
+            for number in range(30_000)
+        ]
+        with bounded("PUBLISH"), trio.fail_after(60):
+            await peer.stream.send_all(b"".join(publishes))
+            acked = 0
+            while acked < len(publishes):
+                acked += int((await peer.receive()).properties["count"])
+        with bounded("FETCH"), trio.fail_after(60):
+            sizes = {"max_messages": "100000", "max_bytes": str(16 << 20), "index": "true"}
+            fetched = await peer.ask(MessageType.FETCH, 2, topic="a", offset="0", **sizes)
+        assert int(fetched.properties["count"]) == len(publishes)
+        wide = {"max_in_flight": 100_000}
+        await peer.call("create_subscription", subscription_id="s", topic="a", options=wide)
+        with bounded("SUBSCRIBE"), trio.fail_after(60):
+            await peer.ask(MessageType.SUBSCRIBE, 3, subscription_id="s")
+            delivered = 0
+            while delivered < 25_000:
+                delivered += int((await peer.receive()).properties["count"])
+        acks = json.dumps({"acks": [[0, 2 * number] for number in range(10_000)]}).encode()
+        with bounded("SETTLE"), trio.fail_after(60):
+            await peer.send(MessageType.SETTLE, 4, acks, subscription_id="s")
+            while connect.broker.subscriptions.active("s").subscription.acked < 10_000:
+                await peer.call("describe_subscription", subscription_id="s")
+        await peer.call("create_subscription", subscription_id="b", topic="a", options=wide)
+        with bounded("SUBSCRIBE, basic"), trio.fail_after(60):
+            await basic.ask(MessageType.SUBSCRIBE, 3, subscription_id="b")
+            for _ in publishes:
+                assert (await basic.receive()).type == MessageType.DATA
+
+
+async def test_the_largest_stage_is_handled_in_steps_that_are_bounded(a_broker):
+    async with a_broker() as connect:
+        peer = await connect()
+        await peer.call("create_topic", topic="a")
+        stage = (await peer.call("begin_transaction", transaction="x"))["stage"]
+        message = encode_frame(MessageType.DATA, 0, 1, {"topic": "a"}, b"")
+        with bounded("STAGE"), trio.fail_after(60):
+            answer = await peer.ask(
+                MessageType.STAGE,
+                1,
+                message * ((15 << 20) // len(message)),
+                stage=stage,
+                topic="a",
+                partition="0",
+                first="0",
+            )
+        assert answer.properties["status"] == "success", answer.properties
+
+
+async def test_the_largest_line_of_every_type_is_handled_in_steps_that_are_bounded(a_broker):
+    async with a_broker() as connect:
+        peer = await connect.lines()
+        await peer.data("createTopic", topic="a")
+        await connect.broker.appends.publish_many("a", [OutgoingMessage(b"x")] * 20_000, 0)
+        requests: dict[str, dict[str, Any]] = {name: {} for name in ROWS}
+        requests["createTopic"] = {"topic": "wide", "partitions": WIDE}
+        requests["produce"] = {"topic": "a", "value": "ä" * (8 << 20)}
+        requests["fetch"] = {"topic": "a", "partition": 0, "offset": 0, "max": 10_000}
+        requests["createSubscription"] = {"subscription": "s", "topic": "wide", "startOffset": "@0"}
+        requests["joinGroup"] = {"groupId": "g", "topic": "wide", "consumerId": "c"}
+        requests["subscribe"] = {"subscription": "s"}
+        for name, fields in requests.items():
+            line = json.dumps({"type": name, **fields}, ensure_ascii=False).encode() + b"\n"
+            with bounded(f"json {name}"), trio.fail_after(60):
+                await peer.send_bytes(line)
+                answer = await peer.receive_bytes()
+            assert answer is not None
+            assert b"internal error" not in answer
+        await peer.data("createSubscription", subscription="pushed", topic="a")
+        pushed = await connect.lines()
+        with bounded("json, pushed to"), trio.fail_after(60):
+            await pushed.data("subscribe", subscription="pushed", autoAck=True)
+            for _ in range(20_000):
+                await pushed.receive_bytes()
