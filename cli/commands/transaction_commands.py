@@ -44,8 +44,8 @@ def _abandon(args: argparse.Namespace) -> Outcome:
             shown = client.show_transaction(args.transaction)
             return Outcome(shown, f"{_in_words(shown)}\nnothing was done: to give it up, add --yes", 1)
         receipt = client.abandon_transaction(args.transaction)
-    told = f"{args.transaction} is abandoned: {counted(receipt.messages, 'message')} of it can be seen"
-    return Outcome(_as_data(receipt), told)
+    text = f"{args.transaction} is abandoned: {counted(receipt.messages, 'message')} of it can be seen"
+    return Outcome(_as_data(receipt), text)
 
 
 def _as_data(receipt: TransactionReceipt) -> dict[str, Any]:

@@ -13,7 +13,9 @@ from qb.storage.engine import Engine, StageLog, Where
 
 logger = logging.getLogger(__name__)
 
-Answer = Callable[[BrokerError | None, int], None]  # told once: why not, or how many messages the stage holds
+Answer = Callable[
+    [BrokerError | None, int], None
+]  # called once: with the refusal, or with how many messages the stage holds
 
 
 class OpenStages:
@@ -56,7 +58,7 @@ class OpenStages:
             self._used.pop(stage_id, None)
 
     def take(self, stage_id: str, where: Where, first: int, count: int, frame: bytes, answer: Answer) -> StageLog:
-        """Take a STAGE frame with `count` proved messages; `answer` is told when they are durable. Does not block.
+        """Take a STAGE frame with `count` proved messages; `answer` is called when they are durable. Does not block.
 
         Raises UnknownStage, UnknownTopic, UnknownPartition, OutOfSequence, LogPoisoned.
         """

@@ -42,7 +42,7 @@ class CopyTarget:
     def __init__(self, log: PartitionLog, held: ReservedPartition, first_number: int) -> None:
         self.log = log
         self.held = held
-        self.gone = False  # the topic was deleted: nobody misses its messages
+        self.gone = False  # the topic was deleted, and its messages with it
         self.stored = 0  # messages of the transaction that are durable in it
         self.given = 0  # those, and those that are on their way
         self.seen = 0  # messages for it that this pass has come by
@@ -170,9 +170,8 @@ class StageCopy:
 
     async def _copy(self, stages: Sequence[StageLog]) -> None:
         """Give the logs what the stages hold, in order; the next portions are read while these are given."""
-        send, receive = trio.open_memory_channel[StagedMessages](
-            0
-        )  # whoever reads waits with them until they are wanted
+        # Without a buffer: the reader waits with its portions until they are wanted.
+        send, receive = trio.open_memory_channel[StagedMessages](0)
         async with trio.open_nursery() as reading:
             reading.start_soon(self._read, stages, send)
             async for portion in receive:
@@ -185,11 +184,11 @@ class StageCopy:
         async with send:
             try:
                 for stage in stages:
-                    portions, place = await stage.read(0, READ_BYTES)
+                    portions, position = await stage.read(0, READ_BYTES)
                     while portions:
                         for portion in portions:
                             await send.send(portion)
-                        portions, place = await stage.read(place, READ_BYTES)
+                        portions, position = await stage.read(position, READ_BYTES)
             except BrokerError as error:
                 self._error = self._error or error
 

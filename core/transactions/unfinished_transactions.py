@@ -14,7 +14,7 @@ from qb.storage.faults import Fault
 from qb.storage.stages.transaction_records import CommittedTransaction, NamedStage
 
 FIRST_DELAY = 0.1  # seconds between the first two tries to finish a transaction
-PATIENCE = 5.0  # seconds of failed tries before a request is told that it was not carried out yet
+PATIENCE = 5.0  # seconds of failed tries before a request is answered with a refusal
 
 
 class TransactionRequest:

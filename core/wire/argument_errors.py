@@ -13,12 +13,12 @@ _KINDS = {
     "array": "a list",
 }
 _NO_NUMBER = re.compile(rb"NaN|-?Infinity")
-_PLACE = re.compile(r"\(byte (\d+)\)")
+_POSITION = re.compile(r"\(byte (\d+)\)")
 
 
-def in_words(complaint: str) -> str:
+def in_words(text: str) -> str:
     """Return what msgspec says of a value that is JSON, but not what was asked for."""
-    what, _, where = complaint.partition(" - at `$")
+    what, _, where = text.partition(" - at `$")
     name = where.removesuffix("`").removeprefix(".")
     if what.startswith("Object missing required field "):
         missing = what.removeprefix("Object missing required field ")
@@ -45,10 +45,10 @@ def why_no_json(error: Exception, data: bytes | memoryview) -> str:
     what = str(error).removeprefix("JSON is malformed: ")
     if what.startswith("Input data was truncated"):
         return f"invalid JSON: it ends too early (byte {len(data)})"
-    place = _PLACE.search(what)
-    number = _NO_NUMBER.match(data, int(place[1])) if place else None
-    if place and number:
-        return f"invalid JSON: it has no {number[0].decode()}, only finite numbers {place[0]}"
+    position = _POSITION.search(what)
+    number = _NO_NUMBER.match(data, int(position[1])) if position else None
+    if position and number:
+        return f"invalid JSON: it has no {number[0].decode()}, only finite numbers {position[0]}"
     return f"invalid JSON: {what}"
 
 

@@ -1,4 +1,4 @@
-"""Every way a request can be refused, and what the peer is told.
+"""Every way a request can be refused, and how the peer is answered.
 
 Raise the narrowest type. `REPLIES` is the only place that turns a failure into a code on the wire, says whether
 the peer's connection survives it, and gives the status that the HTTP door answers with.
@@ -127,7 +127,7 @@ class SubscriptionExists(BrokerError):
 
 
 class SubscriptionBusy(BrokerError):
-    """The subscription's mode has no place for one more subscriber."""
+    """The subscription's mode allows no further subscriber."""
 
 
 class NotJoined(BrokerError):
@@ -135,7 +135,7 @@ class NotJoined(BrokerError):
 
 
 class UnknownGroup(BrokerError):
-    """Nobody is in a group of that name; for tools: and nothing is committed for it."""
+    """The group has no members; where tools ask, it has no committed offsets either."""
 
     def __init__(self, group: str) -> None:
         super().__init__(f"Group not found: {group!r}; the first who joins makes it")
@@ -167,7 +167,7 @@ class ProducerFenced(BrokerError):
 
 
 class OutOfSequence(BrokerError):
-    """A publish number too old to tell, or used for another message; or staged messages that leave a gap."""
+    """A publish number that is too old, or was used for another message; or staged messages that leave a gap."""
 
 
 class UnknownStage(BrokerError):
@@ -223,7 +223,7 @@ class ShuttingDown(BrokerError):
 
 
 class Internal(BrokerError):
-    """A fault of ours: logged with its traceback here, told to the peer without details."""
+    """A fault of the broker: logged with its traceback, answered without details."""
 
 
 class Reply(NamedTuple):

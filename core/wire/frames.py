@@ -52,7 +52,7 @@ PROBE = 2**64 - 1  # the sequence number of a HEARTBEAT that asks "are you there
 RESERVED = frozenset({"topic", "partition", "key", "subscription_id", "client_id", "publisher_id"})
 
 
-Frames = bytes | bytearray  # whole ones, back to back; nobody changes them any more
+Frames = bytes | bytearray  # whole frames, back to back, that are not changed any more
 
 
 class Frame(NamedTuple):

@@ -1,8 +1,8 @@
 """The conversation with one peer, bytes in and events out.
 
-Requests come out as frames, a STAGE as the bytes that will be stored. Messages come out as runs: `Publishes` says that
-PUBLISH frames are next and where they want to go; `take_run` turns as many of them as belong together into stored DATA
-frames, in place, in one pass.
+Requests come out as frames, a STAGE as the bytes that will be stored. Messages come out as runs: `PublishRun`
+says that PUBLISH frames are next and which partition they want; `take_run` turns those with the same one into stored
+DATA frames, in their buffer, in one pass.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class ServerConnection:
             decode_frame(self._unread, self._at)  # raises, with the words
         encoded = bytes(self._unread[properties_at:body_length_at])
         try:
-            return PublishRun(number, self._routes.get(encoded) or self._route_of(encoded))
+            return PublishRun(number, self._route_of(encoded))
         except BadRequest as error:
             return self._pass_over(error)
 
@@ -224,7 +224,7 @@ class ServerConnection:
     ) -> AppendRun:
         """Return the PUBLISH frames at the front as DATA frames with offsets from `first_offset` on.
 
-        Call it when next_event() has returned Publishes, with its route. A run goes on while the numbers follow by
+        Call it when next_event() has returned a PublishRun, with its route. A run goes on while the numbers follow by
         one and topic and partition (and with `by_key` also the key) stay the same.
         """
         buffer, start, end = self._unread, self._at, len(self._unread)
@@ -252,7 +252,7 @@ class ServerConnection:
             if kind != publish or number != expected or total > end - at or offset == stop:
                 break
             if properties != known or properties_length != length:
-                # Another length or other words: still the same run if it goes to the same place.
+                # Other properties: still the same run if they have the same route.
                 if not self._joins(at, total, route, by_key):
                     break
                 length = properties_length
@@ -277,7 +277,7 @@ class ServerConnection:
         return AppendRun(self._give_away(start), positions, first_offset, producer_id, first_number)
 
     def _give_away(self, start: int) -> bytes | bytearray:
-        """Return the bytes from `start` up to where we are. A long row of them is not copied; what follows it is."""
+        """Return the bytes from `start` to the current position. A long run is not copied; what follows it is."""
         buffer, end = self._unread, self._at
         if start or end < LONG:
             return bytes(memoryview(buffer)[start:end])

@@ -1,4 +1,4 @@
-"""What all pipelines here do alike: start Spark, show progress, stop, and fail in one line."""
+"""What all pipelines here have in common: start Spark, show progress, stop, and fail in one line."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def reason(error: Exception) -> str:
 
 def read_topics(spark: SparkSession, arguments: Namespace, topics: str, group: str, **options: Any) -> DataFrame:
     """Return a stream of topics from their first message on; the broker shows its lag under the name of the group."""
-    places = {"servers": arguments.servers, "subscribe": topics, "startingOffsets": "earliest", "groupId": group}
-    return spark.readStream.format("qb").options(**places, **options).load()
+    source = {"servers": arguments.servers, "subscribe": topics, "startingOffsets": "earliest", "groupId": group}
+    return spark.readStream.format("qb").options(**source, **options).load()
 
 
 def trigger(arguments: Namespace) -> dict[str, Any]:

@@ -48,7 +48,7 @@ AtTime = Callable[[TopicPartition, int], int]  # partition, ms since 1970 -> the
 def to_json(positions: Positions, begun: Positions | None = None) -> dict[str, Any]:
     """Return positions as Spark keeps them, always in the same order, since it compares texts.
 
-    `begun` is where the query began, in that place itself and at the end of the first batch. Spark does not keep it: it
+    `begun` is where the query began; it is kept there and at the end of the first batch. Spark does not keep it: it
     asks for it anew when it repeats the first batch after a crash, and by then `latest` has moved on.
     """
     listed: dict[str, Any] = {}

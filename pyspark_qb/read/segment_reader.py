@@ -204,7 +204,7 @@ class SegmentReader:
 def _prove(chunk: FrameChunk, position: int, counts: Numbers, seals: Numbers, ends: Numbers) -> None:
     """Check the batches of a chunk: they end at `ends`, with a seal each, when so many messages are through.
 
-    Raises BadBatch. That the messages themselves are in their places, heads_of() has seen.
+    Raises BadBatch. heads_of() has checked that the messages have their offsets.
     """
     view, first, start = memoryview(chunk.data.data), 0, 0
     for count, seal, end in zip(counts.tolist(), seals.tolist(), ends.tolist(), strict=True):

@@ -1,7 +1,7 @@
 """Which partition each row goes to, and the runs of frames for each.
 
-The rule is everybody's: the partition that the row names, else `crc32(key) % partitions`, else the next in turn. Here
-taking turns is for blocks of rows and not for single ones: long runs are what makes a broker fast.
+The rule is the clients': the partition that the row names, else `crc32(key) % partitions`, else the next in turn.
+A turn is a block of rows here, not a single row: long runs are what makes a broker fast.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def _task() -> TaskContext:
 
 
 def _heard(messages: Messages) -> list[TaskDone]:
-    """Return what the tasks that succeeded have told. Raises NoBatch if they do not belong together."""
+    """Return the results of the tasks that succeeded. Raises NoBatch if they belong to different transactions."""
     done = [message for message in messages if isinstance(message, TaskDone)]
     if len(named := {(each.transaction, each.number) for each in done}) > 1:
         raise NoBatch(f"the tasks of one write name several transactions: {sorted(map(str, named))}")

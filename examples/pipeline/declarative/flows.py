@@ -20,8 +20,8 @@ SERVERS, TOPIC, TOTALS, INPUT, OUTPUT = (
 
 def topic(group: str) -> DataFrame:
     """Return the messages of the topic; the broker shows the lag of the group."""
-    places = {"servers": SERVERS, "subscribe": TOPIC, "startingOffsets": "earliest", "groupId": group}
-    return spark.readStream.format("qb").options(**places).load()
+    source = {"servers": SERVERS, "subscribe": TOPIC, "startingOffsets": "earliest", "groupId": group}
+    return spark.readStream.format("qb").options(**source).load()
 
 
 dp.create_sink("orders", "qb", {"servers": SERVERS, "topic": TOPIC})
