@@ -24,9 +24,11 @@ SOURCE, TARGET = ROOT / "clients/aio", ROOT / "clients/blocking"
 MODULES = (
     "client",
     "consumer",
+    "consumer_membership",
     "offsets_and_groups",
     "read_ahead",
     "subscribing/joined",
+    "subscribing/joined_subscription",
     "subscribing/subscriber",
     "subscriptions",
     "transactions",
@@ -44,6 +46,8 @@ NAMES = {
 WORDS = (
     ("for any number of tasks of one trio run", "for any number of threads"),
     ("Every method may wait", "Every method may block"),
+    ("It is used inside `async with`, the block that its tasks live in: a call outside it raises RuntimeError.", ""),
+    ("It is used inside `async with`, the block that its tasks live in.", ""),
     ("A call that is cancelled leaves the client usable; a publish that is cancelled may or may not be stored.", ""),
     ("A call that is cancelled leaves the consumer usable.", ""),
     (
@@ -56,8 +60,8 @@ WORDS = (
     (" or was cancelled", ""),
     ("A handler that takes longer is cancelled, as is one that is running when this call is cancelled.", ""),
     ("a generator, sync or async:", "a generator:"),
-    ("in a task of the client's own, or in a thread if it is not async", "in another thread"),
-    ("Await the handler", "Call the handler"),
+    ("handler: Awaited with", "handler: Called with"),
+    ("in a task of the client's own, or in a thread if it is not async", "in a thread of the client's own"),
     ("an `async with` block", "a `with` block"),
     ("async with", "with"),
     ("async for", "for"),

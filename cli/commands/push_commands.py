@@ -82,7 +82,7 @@ def _receive(count: int | None, handle: Callable[[Message], None], join: Callabl
             threading.Event().wait()  # until we exit: to return would ack the message, to raise blame it
         handled += 1
         if handled == count:
-            subscriber.leave_soon()
+            subscriber.unsubscribe()  # by its own handler: returns at once
             enough.set()
 
     ready = threading.Event()

@@ -12,7 +12,7 @@ from qb.clients.aio.body_batches import Bodies, portions
 from qb.clients.aio.link import AsyncLink
 from qb.clients.aio.offsets_and_groups import AsyncOffsetAndGroupMethods
 from qb.clients.aio.read_ahead import AsyncReadAhead
-from qb.clients.aio.subscribing.joined import AsyncJoinedSubscribers
+from qb.clients.aio.subscribing.joined import AsyncClientSubscriptions
 from qb.clients.aio.subscriptions import AsyncSubscriptionMethods
 from qb.clients.aio.transactions import AsyncTransactionMethods
 from qb.clients.aio.waiting import many_answers, now, one_answer, wait_for_answer
@@ -32,13 +32,28 @@ Send = Callable[[PublishForm, Sequence[bytes]], Awaitable[UnackedBatch]]  # on t
 class AsyncBrokerClient(AsyncSubscriptionMethods, AsyncOffsetAndGroupMethods, AsyncTransactionMethods):
     """A broker, for any number of tasks of one trio run. Every method may wait for up to `request_timeout` seconds.
 
-    Connects at the first use and again, by itself, whenever the connection is lost. Calls made meanwhile wait for
-    it and raise BrokerUnavailable when it takes too long. `idempotent` publishes that were on their way are sent
-    again and are never stored twice; without it they raise PublishUncertain. A refusal raises RequestRefused or one
-    of its subclasses.
+    Connects again, by itself, whenever the connection is lost. Calls made meanwhile wait for it and raise
+    BrokerUnavailable when it takes too long. `idempotent` publishes that were on their way are sent again and are never
+    stored twice; without it they raise PublishUncertain. A refusal raises RequestRefused or one of its subclasses.
+    It is used inside `async with`, the block that its tasks live in: a call outside it raises RuntimeError.
     A call that is cancelled leaves the client usable; a publish that is cancelled may or may not be stored.
 
     In a child of os.fork() a client that was opened before raises UsedAfterFork, and to leave it does nothing.
+
+    Args:
+        host: The broker's host name or address.
+        port: The broker's port for binary frames.
+        client_id: A name for this client, shown by the broker's tools.
+        request_timeout: Seconds that a call waits for the broker.
+        heartbeat_interval: Seconds of silence on the connection after which the broker is asked for a sign of life.
+        idempotent: Publish with numbers, so that what is sent again is stored once.
+        connect_wait: Seconds that the `async with` block tries to connect before it raises BrokerUnavailable; with 0 it
+            raises at the first failure.
+
+    Example:
+        >>> async with AsyncBrokerClient("127.0.0.1", 9999) as client:
+        ...     receipt = await client.publish("orders", b"one")
+        ...     print(receipt.offset)
     """
 
     def __init__(
@@ -71,7 +86,7 @@ class AsyncBrokerClient(AsyncSubscriptionMethods, AsyncOffsetAndGroupMethods, As
             heartbeat_interval=self._heartbeat_interval,
         )
         self._read_ahead = AsyncReadAhead(self._link, self._ask_for)
-        self._handling = self._link.listener = AsyncJoinedSubscribers(
+        self._handling = self._link.listener = AsyncClientSubscriptions(
             self._link, self._conversation, self._background, self._request_timeout
         )
 
@@ -82,11 +97,19 @@ class AsyncBrokerClient(AsyncSubscriptionMethods, AsyncOffsetAndGroupMethods, As
 
     @property
     def max_message_size(self) -> int:
-        """The longest body that the broker takes; known once connected."""
+        """The longest body that the broker takes, in bytes; known once connected."""
         return self._conversation.max_message_size
 
     async def connect(self, wait: float = 0.0) -> None:
-        """Connect now. Raises BrokerUnavailable if that fails: at once, or after `wait` seconds of trying again."""
+        """Connect now, if there is no connection.
+
+        Args:
+            wait: Seconds to go on trying for; with 0 the first failure is raised.
+
+        Raises:
+            BrokerUnavailable: No broker could be reached; the text says what to check.
+            UsedAfterFork: The client was opened by the parent of this process.
+        """
         started = self._link.started
         try:
             await self._link.open(self._deadline(wait or self._request_timeout), patient=wait > 0)
@@ -138,7 +161,26 @@ class AsyncBrokerClient(AsyncSubscriptionMethods, AsyncOffsetAndGroupMethods, As
         retention_hours: float | None = None,
         retention_bytes: int | None = None,
     ) -> dict[str, Any]:
-        """Make a topic and return it. Raises TopicExists, BadName, BadRequest."""
+        """Create a topic.
+
+        Args:
+            topic: Its name: up to 200 characters of A-Z a-z 0-9 . _ -
+            partitions: How many partitions it has.
+            retention_hours: Messages older than this may be dropped; None keeps them.
+            retention_bytes: The oldest messages are dropped when a partition is larger than this; None keeps them.
+
+        Returns:
+            The topic as the broker describes it.
+
+        Raises:
+            TopicExists: There is one with that name already.
+            BadName: The name breaks the rule for names.
+            BadRequest: A number makes no sense.
+            LimitReached: The broker has as many partitions as its settings allow.
+
+        Example:
+            >>> await client.create_topic("orders", partitions=4)
+        """
         created: dict[str, Any] = await self._request(
             "create_topic",
             topic=topic,
@@ -149,31 +191,72 @@ class AsyncBrokerClient(AsyncSubscriptionMethods, AsyncOffsetAndGroupMethods, As
         return created
 
     async def delete_topic(self, topic: str, if_unused: bool = False) -> None:
-        """Delete a topic with all its messages. Raises UnknownTopic, and TopicInUse with `if_unused`."""
+        """Delete a topic with all its messages.
+
+        Args:
+            topic: The topic.
+            if_unused: Only if it has no subscriptions.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            TopicInUse: It has subscriptions, and `if_unused` was given.
+        """
         await self._request("delete_topic", topic=topic, if_unused=if_unused)
 
     async def list_topics(self) -> list[dict[str, Any]]:
-        """Return every topic."""
+        """List all topics.
+
+        Returns:
+            The topics as the broker describes them.
+        """
         topics: list[dict[str, Any]] = await self._request("list_topics")
         return topics
 
     async def describe_topic(self, topic: str) -> dict[str, Any]:
-        """Return a topic with its partitions, offsets and sizes. Raises UnknownTopic."""
+        """Describe a topic.
+
+        Args:
+            topic: The topic.
+
+        Returns:
+            The topic with its partitions, offsets and sizes.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+        """
         described: dict[str, Any] = await self._request("describe_topic", topic=topic)
         return described
 
     async def describe_topics(self, topics: Iterable[str]) -> list[dict[str, Any]]:
-        """Return these topics as describe_topic() does, all as they are at one moment. Raises UnknownTopic."""
+        """Describe several topics, all as they are at one moment.
+
+        Args:
+            topics: The names of the topics.
+
+        Returns:
+            What describe_topic() returns for each.
+
+        Raises:
+            UnknownTopic: One of them does not exist.
+        """
         described: list[dict[str, Any]] = await self._request("describe_topics", topics=list(topics))
         return described
 
     async def server_info(self) -> dict[str, Any]:
-        """Return what the broker says about itself."""
+        """Ask the broker about itself.
+
+        Returns:
+            Its version, limits and counts.
+        """
         info: dict[str, Any] = await self._request("server_info")
         return info
 
     async def ping(self) -> float:
-        """Return the seconds that a round trip to the broker takes."""
+        """Measure a round trip to the broker.
+
+        Returns:
+            The seconds that it took.
+        """
         started = now()
         await self._ask(self._conversation.ping)
         return now() - started
@@ -188,9 +271,30 @@ class AsyncBrokerClient(AsyncSubscriptionMethods, AsyncOffsetAndGroupMethods, As
         timestamp_ms: int = 0,
         **properties: str,
     ) -> Receipt:
-        """Store one message and return where it is. `timestamp_ms` 0 is replaced by the broker's clock.
+        """Store one message, and return when the broker has it.
 
-        Raises PublishUncertain if the answer is lost for good.
+        Args:
+            topic: The topic.
+            data: The body: bytes, a bytearray or a memoryview.
+            partition: The partition; None lets the key or the broker choose.
+            key: Messages with one key go to one partition, in order.
+            timestamp_ms: The time of the message in milliseconds since 1970; 0 takes the broker's clock.
+            **properties: Text to store beside the body.
+
+        Returns:
+            Where the message is, and how safely it is stored.
+
+        Raises:
+            UnknownTopic: There is no such topic, and the broker does not create it.
+            UnknownPartition: The topic has no such partition.
+            MessageTooLarge: The body is longer than `max_message_size`.
+            BadRequest: A property has a reserved name, or an argument makes no sense.
+            BrokerUnavailable: There is no broker; nothing was sent.
+            PublishUncertain: The answer was lost for good: it may or may not be stored.
+            TypeError: The body is not bytes.
+
+        Example:
+            >>> receipt = await client.publish("orders", b"one", key="customer-7", colour="red")
         """
         form = form_of(topic, partition, key, properties, timestamp_ms)
         body = data if type(data) is bytes else as_bytes(data)
@@ -214,7 +318,22 @@ class AsyncBrokerClient(AsyncSubscriptionMethods, AsyncOffsetAndGroupMethods, As
         timestamp_ms: int = 0,
         **properties: str,
     ) -> Receipt:
-        """Store one message whose body is the text in UTF-8; see publish()."""
+        """Store one message whose body is a text in UTF-8.
+
+        Args:
+            topic: The topic.
+            text: The body.
+            partition: The partition; None lets the key or the broker choose.
+            key: Messages with one key go to one partition, in order.
+            timestamp_ms: The time of the message in milliseconds since 1970; 0 takes the broker's clock.
+            **properties: Text to store beside the body.
+
+        Returns:
+            Where the message is, and how safely it is stored.
+
+        Raises:
+            QBError: As publish().
+        """
         return await self.publish(topic, text.encode(), partition, key, timestamp_ms=timestamp_ms, **properties)
 
     async def publish_many(
@@ -228,13 +347,30 @@ class AsyncBrokerClient(AsyncSubscriptionMethods, AsyncOffsetAndGroupMethods, As
         keys: Iterable[str | None] | None = None,
         timestamp_ms: int = 0,
     ) -> Offsets:
-        """Store the bodies in order, many in flight at once, and return their offsets: a compact sequence of ints.
+        """Store many messages in order, with many in flight at once.
 
-        `key` is the key of all of them; `keys` gives each its own. In a topic with several partitions, bodies with a
-        key go where it belongs and the others take turns, unless all go to one `partition`; see Offsets.partitions.
-        The bodies may come from a generator, sync or async: no more of them are held than are in flight. Stops at the
-        first failure and raises, once all that is on its way is settled: PublishFailed (see its `index` and `stored`),
-        or PublishUncertain, or unchanged what the iterable itself raised.
+        In a topic with several partitions, bodies with a key go where it belongs and the others take turns, unless all
+        go to one `partition`. Stops at the first failure and raises once all that is on its way is settled.
+
+        Args:
+            topic: The topic.
+            bodies: The bodies; from a generator, sync or async: no more of them are held than are in flight.
+            partition: The partition of all of them.
+            key: The key of all of them.
+            properties: Text to store beside each body.
+            keys: The key of each body, as many as there are bodies; None stands for no key.
+            timestamp_ms: The time of all of them in milliseconds since 1970; 0 takes the broker's clock.
+
+        Returns:
+            The offsets of the bodies, as a compact sequence; its `partitions` says where each is.
+
+        Raises:
+            PublishFailed: A body was refused; see `index` and `stored`.
+            PublishUncertain: From body `index` on it is not known what is stored.
+            Exception: What the iterable itself raised, unchanged.
+
+        Example:
+            >>> offsets = await client.publish_many("orders", [b"a", b"b"], keys=["k1", "k2"])
         """
         form = PublishForm(topic, partition, key, properties, timestamp_ms)
         check_keys(partition, key, keys)

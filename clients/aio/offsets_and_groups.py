@@ -47,12 +47,32 @@ class AsyncOffsetAndGroupMethods:
         max_wait: float = 0.0,
         min_bytes: int = 1,
     ) -> Fetched:
-        """Return messages from an offset on (-2: the earliest, -1: the end), none at or past the end.
+        """Pull messages of one partition, none at or past its end.
 
-        Whoever goes on where the last fetch ended finds the next messages asked for already. Waits up to `max_wait`
-        seconds for `min_bytes`, and holds up no other call meanwhile. At least one message is
-        returned if there is one, however long. Raises OffsetOutOfRange before the first kept offset, UnknownTopic,
-        UnknownPartition, BadRequest.
+        A caller that goes on where the last fetch ended finds the next messages asked for already. At least one message
+        is returned if there is one, however long it is. Other calls are not held up while this one waits.
+
+        Args:
+            topic: The topic.
+            partition: The partition.
+            offset: The first message; -2 is the earliest, -1 the end.
+            max_messages: The most messages to return.
+            max_bytes: About how many bytes to return at most.
+            max_wait: Seconds to wait until there are `min_bytes`.
+            min_bytes: How many bytes are worth an answer.
+
+        Returns:
+            The messages, made as they are asked for; `next_offset` is where to go on.
+
+        Raises:
+            OffsetOutOfRange: The offset is before the first kept one, or past the end.
+            UnknownTopic: There is no such topic.
+            UnknownPartition: The topic has no such partition.
+            BadRequest: A number makes no sense.
+
+        Example:
+            >>> messages = await client.fetch("orders", offset=-2)
+            >>> messages = await client.fetch("orders", offset=messages.next_offset, max_wait=5)
         """
         wanted = FetchRequest(topic, partition, offset, max_messages, max_bytes, max_wait, min_bytes)
         deadline = now() + max_wait + self._request_timeout
@@ -70,10 +90,16 @@ class AsyncOffsetAndGroupMethods:
         return await self._link.begin(compose, deadline)
 
     async def begin_fetch(self, wanted: BulkFetchRequest) -> Callable[[], Awaitable[RawFetched]]:
-        """Ask for stored batches and return at once; call what is returned to wait for them.
+        """Ask for stored batches and return at once, so that the broker reads them meanwhile.
 
-        The broker reads them while whoever asked handles those before. Messages before the offset may come along. Both
-        calls raise as fetch(), and ConnectionLost.
+        Args:
+            wanted: Which batches; messages before its offset may come along.
+
+        Returns:
+            A function that waits for the batches.
+
+        Raises:
+            QBError: As fetch(); the function that is returned raises so too, and ConnectionLost.
         """
         link, patience = self._link, self._request_timeout
         call = await self._ask_for(wanted, now() + patience)
@@ -84,58 +110,163 @@ class AsyncOffsetAndGroupMethods:
         return wait
 
     async def offsets(self, topic: str, partition: int = 0) -> PartitionExtent:
-        """Return the first kept offset and the next one to be given out. Raises UnknownTopic, UnknownPartition."""
+        """Ask which offsets a partition holds.
+
+        Args:
+            topic: The topic.
+            partition: The partition.
+
+        Returns:
+            The first kept offset, and the next one to be given out.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            UnknownPartition: The topic has no such partition.
+        """
         found = await self._request("offsets", topic=topic, partition=partition)
         return PartitionExtent(found["first"], found["next"])
 
     async def offset_for_time(self, topic: str, partition: int, time: datetime | int) -> int:
-        """Return the first offset that was stored at or after a time (a datetime, or ms since 1970), or the end."""
+        """Find the first message that was stored at or after a time.
+
+        Args:
+            topic: The topic.
+            partition: The partition.
+            time: A datetime (local time if it has no zone), or milliseconds since 1970.
+
+        Returns:
+            Its offset; the end of the partition if there is none.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            UnknownPartition: The topic has no such partition.
+        """
         found = await self._request("offsets", topic=topic, partition=partition, time_ms=milliseconds(time))
         offset: int = found["offset_for_time"]
         return offset
 
     async def add_partitions(self, topic: str, partitions: int) -> dict[str, Any]:
-        """Give a topic more partitions, so that it has so many, and return it. Keys may change their partition."""
+        """Give a topic more partitions. Keys may belong to another partition afterwards.
+
+        Args:
+            topic: The topic.
+            partitions: How many it has afterwards.
+
+        Returns:
+            The topic as it is now.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            BadRequest: It has as many already, or more.
+        """
         changed: dict[str, Any] = await self._request("add_partitions", topic=topic, partitions=partitions)
         return changed
 
     # Consumer groups
 
     def consumer(self, group_id: str, topics: str | Iterable[str], **options: Any) -> AsyncConsumer:
-        """Return a consumer with a connection of its own to the same broker; see Consumer for its options."""
+        """Return a consumer with a connection of its own to the same broker.
+
+        Args:
+            group_id: The group; its members share the partitions of their topics.
+            topics: The name of a topic, or several.
+            **options: See AsyncConsumer, which has them as arguments.
+
+        Returns:
+            The consumer, not connected yet.
+
+        Example:
+            >>> async with client.consumer("billing", "orders") as consumer:
+            ...     async for message in consumer:
+            ...         print(message.text())
+        """
         about = {"client_id": self.client_id, "request_timeout": self._request_timeout}
         return AsyncConsumer(group_id, topics, host=self.host, port=self.port, **about | options)
 
     async def commit_offsets(self, group_id: str, offsets: Iterable[tuple[str, int, int]]) -> None:
-        """Store (topic, partition, next offset to handle) for a group, whoever is in it; for tools."""
+        """Store offsets for a group, whether it has members or not; for tools.
+
+        Args:
+            group_id: The group.
+            offsets: Tuples of topic, partition, and the next offset to handle.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            UnknownPartition: A topic has no such partition.
+            OffsetOutOfRange: An offset is past the end of its partition.
+        """
         await self._request("commit_offsets", group=group_id, offsets=list(offsets))
 
     async def committed_offsets(self, group_id: str, topic: str | None = None) -> list[dict[str, Any]]:
-        """Return what a group has committed: topic, partition, offset, updated_ms."""
+        """Return what a group has committed.
+
+        Args:
+            group_id: The group.
+            topic: Only this topic; None returns all.
+
+        Returns:
+            A dict of topic, partition, offset and updated_ms for each partition.
+        """
         committed: list[dict[str, Any]] = await self._request("committed_offsets", group=group_id, topic=topic)
         return committed
 
     async def list_groups(self) -> list[dict[str, Any]]:
-        """Return every group that has members or committed offsets."""
+        """List the groups that have members or committed offsets.
+
+        Returns:
+            The groups as the broker describes them.
+        """
         groups: list[dict[str, Any]] = await self._request("list_groups")
         return groups
 
     async def describe_group(self, group_id: str) -> dict[str, Any]:
-        """Return a group's members, who holds what, committed offsets, ends and lag. Raises UnknownGroup."""
+        """Describe a group.
+
+        Args:
+            group_id: The group.
+
+        Returns:
+            Its members, their partitions, committed offsets, ends and lag.
+
+        Raises:
+            UnknownGroup: It has neither members nor committed offsets.
+        """
         described: dict[str, Any] = await self._request("describe_group", group=group_id)
         return described
 
     async def reset_group(
         self, group_id: str, topic: str, to: Place, partition: int | None = None
     ) -> list[dict[str, Any]]:
-        """Let a group without members go on from an offset, "earliest", "latest" or a time. Raises GroupInUse."""
+        """Let a group without members go on from another place.
+
+        Args:
+            group_id: The group.
+            topic: The topic.
+            to: The next message to handle: an offset, "earliest", "latest", or a time.
+            partition: Only this partition; None resets all.
+
+        Returns:
+            What is committed now; see committed_offsets().
+
+        Raises:
+            GroupInUse: The group has members.
+            UnknownTopic: There is no such topic.
+        """
         committed: list[dict[str, Any]] = await self._request(
             "reset_group", group=group_id, topic=topic, to=place_of(to), partition=partition
         )
         return committed
 
     async def delete_group(self, group_id: str) -> None:
-        """Forget a group without members, and its offsets. Raises GroupInUse, UnknownGroup."""
+        """Forget a group without members, and its offsets.
+
+        Args:
+            group_id: The group.
+
+        Raises:
+            GroupInUse: The group has members.
+            UnknownGroup: There is no such group.
+        """
         await self._request("delete_group", group=group_id)
 
     async def _request(self, method: str, **arguments: Any) -> Any:

@@ -33,8 +33,14 @@ from qb.core.wire.frames import Frames
 class AsyncStage:
     """A place at the broker for messages that are not visible until they are committed. For one task.
 
-    Once a call has raised or was cancelled, every later one raises: begin a new stage then. In a child of os.fork() it
-    is the parent's, and raises UsedAfterFork.
+    Returned by begin_transaction(). Once a call has raised or was cancelled, every later one raises: begin a new stage
+    then. In a child of os.fork() it is the parent's, and raises UsedAfterFork.
+
+    Args:
+        stage_id: What the broker calls it.
+        link: The connection.
+        conversation: What the client knows of the broker.
+        patience: Seconds that a call waits for the broker.
     """
 
     def __init__(self, stage_id: str, link: AsyncLink, conversation: Conversation, patience: float) -> None:
@@ -44,20 +50,31 @@ class AsyncStage:
 
     @property
     def stage_id(self) -> str:
-        """What the broker calls it, and a commit names."""
+        """What the broker calls it; a commit names it."""
         return self._book.stage_id
 
     @property
     def messages(self) -> int:
-        """How many it was given."""
+        """How many messages it was given."""
         return self._book.messages
 
     async def add(self, topic: str, partition: int, frames: Body, count: int) -> None:
-        """Send `count` whole DATA frames, back to back, for one partition. They are copied once.
+        """Send messages for one partition, as whole DATA frames. They are copied once.
 
-        Returns before they are durable, which finish() waits for; waits while megabytes are unanswered. What was on
-        its way when the connection was lost is sent again, and never staged twice. Raises MessageTooLarge, BadRequest,
-        BrokerUnavailable, RequestTimedOut, and for what was sent before: UnknownStage, and what else the broker says.
+        Returns before they are durable, which finish() waits for; waits while megabytes are unanswered. What was on its
+        way when the connection was lost is sent again, and never staged twice.
+
+        Args:
+            topic: The topic.
+            partition: The partition.
+            frames: The frames, back to back.
+            count: How many frames there are.
+
+        Raises:
+            MessageTooLarge: A body is longer than the broker takes.
+            BadRequest: The frames make no sense.
+            UnknownStage: The stage is not open any more, or another refusal of what was sent before.
+            BrokerUnavailable, RequestTimedOut: The broker does not answer.
         """
         self._link.check_process()
         with self._book.whole():
@@ -74,7 +91,14 @@ class AsyncStage:
         self._book.add(batch, bundle.count)
 
     async def finish(self) -> int:
-        """Wait until all of it is durable; return how many messages the stage holds. Raises as add()."""
+        """Wait until all of it is durable.
+
+        Returns:
+            How many messages the stage holds.
+
+        Raises:
+            QBError: As add().
+        """
         self._link.check_process()
         with self._book.whole():
             while self._book.pending:
@@ -91,9 +115,14 @@ class AsyncStage:
 class AsyncTransaction:
     """Messages that are published together or not at all, in an `async with` block. For one task.
 
-    `replayed` tells in the block that it was committed before: then nothing of it is sent. `receipt` tells after the
-    block what was committed. See AsyncBrokerClient.transaction(). In a child of os.fork() an open one is the parent's:
-    it raises UsedAfterFork and is neither committed nor aborted.
+    Returned by AsyncBrokerClient.transaction(). `replayed` tells in the block that it was committed before: then
+    nothing of it is sent. `receipt` tells after the block what was committed. In a child of os.fork() an open one is
+    the parent's: it raises UsedAfterFork and is neither committed nor aborted.
+
+    Args:
+        client: The client.
+        transaction_id: The name of the transaction.
+        number: Its number among those of the same name, or None.
     """
 
     def __init__(self, client: AsyncTransactionMethods, transaction_id: str, number: int | None) -> None:
@@ -121,10 +150,23 @@ class AsyncTransaction:
         timestamp_ms: int = 0,
         **properties: str,
     ) -> None:
-        """Add one message; `timestamp_ms` 0 is replaced by this client's clock.
+        """Add one message.
 
-        Raises UnknownTopic, UnknownPartition, MessageTooLarge, BadRequest, TypeError for the message, and what
-        AsyncStage.add() raises.
+        Args:
+            topic: The topic.
+            data: The body: bytes, a bytearray or a memoryview.
+            partition: The partition; None lets the key choose, or takes turns.
+            key: Messages with one key go to one partition, in order.
+            timestamp_ms: The time of the message in milliseconds since 1970; 0 takes this client's clock.
+            **properties: Text to store beside the body.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            UnknownPartition: The topic has no such partition.
+            MessageTooLarge: The body is longer than the broker takes.
+            BadRequest: A property has a reserved name, or an argument makes no sense.
+            TypeError: The body is not bytes.
+            QBError: As AsyncStage.add().
         """
         form = PublishForm(topic, partition, key, properties, timestamp_ms or now_ms())
         partition = self._routes.choose(topic, partition, key, await self._partitions(topic, partition))
@@ -141,9 +183,25 @@ class AsyncTransaction:
         keys: Iterable[str | None] | None = None,
         timestamp_ms: int = 0,
     ) -> int:
-        """Add the bodies in order and return how many there were; see AsyncBrokerClient.publish_many().
+        """Add many messages in order.
 
         What is wrong with a body, or comes out of the iterable, is raised; then the transaction cannot be committed.
+
+        Args:
+            topic: The topic.
+            bodies: The bodies.
+            partition: The partition of all of them.
+            key: The key of all of them.
+            properties: Text to store beside each body.
+            keys: The key of each body.
+            timestamp_ms: The time of all of them in milliseconds since 1970; 0 takes this client's clock.
+
+        Returns:
+            How many bodies there were.
+
+        Raises:
+            QBError: As publish().
+            Exception: What the iterable itself raised, unchanged.
         """
         check_keys(partition, key, keys)
         timestamp_ms = timestamp_ms or now_ms()
@@ -223,17 +281,37 @@ class AsyncTransactionMethods:
     def transaction(self, transaction_id: str, number: int | None = None) -> AsyncTransaction:
         """Return a block of messages that become visible together at its end, once, however often it is run.
 
-        `async with client.transaction("invoices-11") as tx: await tx.publish(…)`. An exception in the block publishes
-        nothing, and so does a cancellation. The end of the block raises UnknownStage, UnknownTopic, DiskFull, … if the
-        commit is refused, and RequestTimedOut or ConnectionLost if its outcome is not known: then run the block again.
-        With numbers, every number up to the last committed one of the same id counts as committed.
+        An exception in the block publishes nothing, and so does a cancellation. With numbers, every number up to the
+        last committed one of the same id counts as committed.
+
+        Args:
+            transaction_id: The name of the transaction: up to 200 characters of A-Z a-z 0-9 . _ -
+            number: Its number among those of the same name, or None.
+
+        Returns:
+            The block. Its end raises UnknownStage, UnknownTopic, DiskFull, … if the commit is refused, and
+            RequestTimedOut or ConnectionLost if its outcome is not known: then run the block again.
+
+        Example:
+            >>> async with client.transaction("invoices-11") as transaction:
+            ...     await transaction.publish("invoices", b"one")
+            ...     await transaction.publish("log", b"invoice one")
         """
         return AsyncTransaction(self, transaction_id, number)
 
     async def begin_transaction(self, transaction_id: str, number: int | None = None) -> AsyncStage | None:
-        """Open a stage for messages of a transaction; None: it is committed already. Raises BadName, BadRequest.
+        """Open a stage for messages of a transaction. It may have several, of several clients; one of them commits.
 
-        A transaction may have several stages, of several clients; one of them commits.
+        Args:
+            transaction_id: The name of the transaction.
+            number: Its number among those of the same name, or None.
+
+        Returns:
+            The stage; None if the transaction is committed already.
+
+        Raises:
+            BadName: The name breaks the rule for names.
+            BadRequest: The number makes no sense.
         """
         begun = await self._insist(self._deadline(), "begin_transaction", transaction=transaction_id, number=number)
         if begun["committed"]:
@@ -243,11 +321,22 @@ class AsyncTransactionMethods:
     async def commit_transaction(
         self, transaction_id: str, stages: Sequence[tuple[str, int]], number: int | None = None
     ) -> TransactionReceipt:
-        """Publish these stages, each given by its id and number of messages, and only these; return when visible.
+        """Publish the messages of some stages, and only these; return when they are visible.
 
         Asks again by itself when the connection is lost: the second time is answered as the first, with `replayed`.
-        Raises UnknownStage, UnknownTopic, UnknownPartition, DiskFull, LogPoisoned, LogDamaged if nothing was published;
-        RequestTimedOut, ConnectionLost, TransactionUnfinished if it may be, or will be: ask again.
+
+        Args:
+            transaction_id: The name of the transaction.
+            stages: Tuples of the id of a stage and the number of messages in it.
+            number: The transaction's number among those of the same name, or None.
+
+        Returns:
+            What was committed.
+
+        Raises:
+            UnknownStage, UnknownTopic, UnknownPartition, DiskFull, LogPoisoned, LogDamaged: Nothing was published.
+            PartitionHeld: Another transaction on a partition is unfinished; nothing was published: commit again later.
+            RequestTimedOut, ConnectionLost, TransactionUnfinished: It may be, or will be: ask again.
         """
         about = {"transaction": transaction_id, "number": number, "stages": stages_named(stages)}
         return receipt_in(await self._insist(self._deadline(), "commit_transaction", **about))
@@ -255,7 +344,19 @@ class AsyncTransactionMethods:
     async def abort_transaction(
         self, transaction_id: str, number: int | None = None, stages: Sequence[str] | None = None
     ) -> int:
-        """End these stages of a transaction, or all; returns how many were open. Never undoes a commit."""
+        """End stages of a transaction. Never undoes a commit.
+
+        Args:
+            transaction_id: The name of the transaction.
+            number: Its number among those of the same name, or None.
+            stages: The ids of the stages; None ends all.
+
+        Returns:
+            How many stages were open.
+
+        Raises:
+            BadName: The name breaks the rule for names.
+        """
         return await self._abort(transaction_id, number, stages, self._deadline())
 
     async def _abort(
@@ -268,30 +369,58 @@ class AsyncTransactionMethods:
         return aborted
 
     async def list_transactions(self) -> dict[str, Any]:
-        """Return the open stages, which transactions are being committed, and how many committed ones are known."""
+        """List the open stages and the transactions that are being committed.
+
+        Returns:
+            Both, and how many committed transactions the broker knows.
+        """
         listed: dict[str, Any] = await self._insist(self._deadline(), "list_transactions")
         return listed
 
     async def show_transaction(self, transaction_id: str) -> dict[str, Any]:
-        """Return what the broker knows of a transaction: its state, stages, progress and receipt.
+        """Show what the broker knows of a transaction.
 
-        Raises UnknownTransaction.
+        Args:
+            transaction_id: The name of the transaction.
+
+        Returns:
+            Its state, stages, progress and receipt.
+
+        Raises:
+            UnknownTransaction: The broker knows none of that name.
         """
         shown: dict[str, Any] = await self._insist(self._deadline(), "show_transaction", transaction=transaction_id)
         return shown
 
     async def finish_transaction(self, transaction_id: str) -> TransactionReceipt:
-        """Have the broker try at once to finish a committed transaction; return its receipt.
+        """Have the broker try at once to finish a committed transaction.
 
-        Raises UnknownTransaction, and TransactionUnfinished with the reason if it still cannot be finished.
+        Args:
+            transaction_id: The name of the transaction.
+
+        Returns:
+            What was committed.
+
+        Raises:
+            UnknownTransaction: The broker knows none of that name.
+            TransactionUnfinished: It still cannot be finished; the text says why.
         """
         return receipt_in(await self._insist(self._deadline(), "finish_transaction", transaction=transaction_id))
 
     async def abandon_transaction(self, transaction_id: str) -> TransactionReceipt:
-        """Give up a committed transaction that cannot be finished; return what of it is visible from now on.
+        """Give up a committed transaction that cannot be finished. For operators only.
 
-        What was not copied to its partitions yet is lost, and what was becomes visible: for operators only.
-        Raises UnknownTransaction, BadRequest.
+        What was not copied to its partitions yet is lost, and what was becomes visible.
+
+        Args:
+            transaction_id: The name of the transaction.
+
+        Returns:
+            What of it is visible from now on.
+
+        Raises:
+            UnknownTransaction: The broker knows none of that name.
+            BadRequest: It is not one that can be given up.
         """
         return receipt_in(await self._insist(self._deadline(), "abandon_transaction", transaction=transaction_id))
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from qb.clients.blocking.link import Link
 from qb.clients.blocking.subscribing.handler_calls import BatchHandler, Handler, check_handler
-from qb.clients.blocking.subscribing.joined import JoinedSubscribers
+from qb.clients.blocking.subscribing.joined import ClientSubscriptions
 from qb.clients.blocking.subscribing.subscriber import Subscriber
 from qb.clients.consuming.desired_membership import plan
 from qb.clients.protocol.start_positions import Place, options_of, own_name, place_of
@@ -19,16 +19,33 @@ class SubscriptionMethods:
     """The part of BrokerClient that makes, joins and looks after subscriptions."""
 
     _link: Link
-    _handling: JoinedSubscribers
+    _handling: ClientSubscriptions
 
     def create_subscription(
         self, subscription_id: str, topic: str, start_offset: Place = 0, **options: Any
     ) -> dict[str, Any]:
-        """Make a subscription and return it; the same one again is no error.
+        """Create a durable subscription on a topic; the same one again is no error.
 
-        `start_offset` is an offset, "earliest", "latest" or a time. Options: mode, ack_deadline, max_in_flight,
-        max_deliveries, backoff (initial, factor, cap, jitter), dead_letter_topic. Raises SubscriptionExists,
-        UnknownTopic, BadName, BadRequest.
+        Args:
+            subscription_id: Its name, by which subscribers join it: up to 200 characters of A-Z a-z 0-9 . _ -
+            topic: The topic whose messages it delivers.
+            start_offset: The first message to deliver: an offset, "earliest", "latest", or a time (a datetime, or text
+                in ISO 8601).
+            **options: `mode` ("shared", "key_shared", "exclusive", "failover"), `ack_deadline` (seconds),
+                `max_in_flight`, `max_deliveries`, `backoff` (a dict of initial, factor, cap, jitter),
+                `dead_letter_topic`.
+
+        Returns:
+            The subscription as the broker describes it.
+
+        Raises:
+            SubscriptionExists: One with that name is there, and differs.
+            UnknownTopic: There is no such topic.
+            BadName: The name breaks the rule for names.
+            BadRequest: An option makes no sense.
+
+        Example:
+            >>> client.create_subscription("billing", "orders", "latest", max_deliveries=5)
         """
         created: dict[str, Any] = self._request(
             "create_subscription",
@@ -40,60 +57,179 @@ class SubscriptionMethods:
         return created
 
     def delete_subscription(self, subscription_id: str) -> None:
-        """Remove a subscription; whoever has joined it gets SubscriptionRemoved. Raises UnknownSubscription."""
+        """Delete a subscription; its subscribers end with SubscriptionRemoved.
+
+        Args:
+            subscription_id: The subscription.
+
+        Raises:
+            UnknownSubscription: There is no such subscription.
+        """
         self._request("delete_subscription", subscription_id=subscription_id)
 
     def list_subscriptions(self, topic: str | None = None) -> list[dict[str, Any]]:
-        """Return all subscriptions, or those of one topic."""
+        """List the subscriptions.
+
+        Args:
+            topic: Only those of this topic; None lists all.
+
+        Returns:
+            The subscriptions as the broker describes them.
+        """
         subscriptions: list[dict[str, Any]] = self._request("list_subscriptions", topic=topic)
         return subscriptions
 
     def describe_subscription(self, subscription_id: str) -> dict[str, Any]:
-        """Return a subscription with its lag, what is in flight to whom, and its counts. Raises UnknownSubscription."""
+        """Describe a subscription.
+
+        Args:
+            subscription_id: The subscription.
+
+        Returns:
+            Its options, lag, subscribers, messages in flight, and counts.
+
+        Raises:
+            UnknownSubscription: There is no such subscription.
+        """
         described: dict[str, Any] = self._request("describe_subscription", subscription_id=subscription_id)
         return described
 
     def seek(self, subscription_id: str, to: Place, partition: int | None = None) -> dict[str, Any]:
-        """Begin anew at an offset, "earliest", "latest" or a time, in one partition or in all."""
+        """Move a subscription to another place in its topic.
+
+        Args:
+            subscription_id: The subscription.
+            to: The next message to deliver: an offset, "earliest", "latest", or a time.
+            partition: Only this partition; None moves all.
+
+        Returns:
+            The subscription as it is now.
+
+        Raises:
+            UnknownSubscription: There is no such subscription.
+            UnknownPartition: The topic has no such partition.
+            BadRequest: The place makes no sense.
+        """
         changed: dict[str, Any] = self._request(
             "seek", subscription_id=subscription_id, to=place_of(to), partition=partition
         )
         return changed
 
     def pause(self, subscription_id: str) -> dict[str, Any]:
-        """Deliver nothing until resume()."""
+        """Deliver nothing more until resume().
+
+        Args:
+            subscription_id: The subscription.
+
+        Returns:
+            The subscription as it is now.
+
+        Raises:
+            UnknownSubscription: There is no such subscription.
+        """
         changed: dict[str, Any] = self._request("pause", subscription_id=subscription_id)
         return changed
 
     def resume(self, subscription_id: str) -> dict[str, Any]:
-        """Deliver again."""
+        """Deliver again after pause().
+
+        Args:
+            subscription_id: The subscription.
+
+        Returns:
+            The subscription as it is now.
+
+        Raises:
+            UnknownSubscription: There is no such subscription.
+        """
         changed: dict[str, Any] = self._request("resume", subscription_id=subscription_id)
         return changed
 
     def fork(self, subscription_id: str, new_id: str) -> dict[str, Any]:
-        """Make a subscription that starts exactly where another one stands, and return it."""
+        """Create a subscription that starts exactly where another one stands.
+
+        Args:
+            subscription_id: The subscription to copy.
+            new_id: The name of the new one.
+
+        Returns:
+            The new subscription.
+
+        Raises:
+            UnknownSubscription: There is no such subscription.
+            SubscriptionExists: There is one with the new name already.
+        """
         forked: dict[str, Any] = self._request("fork", subscription_id=subscription_id, new_id=new_id)
         return forked
 
     def explain(self, subscription_id: str, offset: int, partition: int = 0) -> str:
-        """Return in words why a message is where it is."""
+        """Tell in words why a message of a subscription is where it is.
+
+        Args:
+            subscription_id: The subscription.
+            offset: The offset of the message.
+            partition: Its partition.
+
+        Returns:
+            A text for people.
+
+        Raises:
+            UnknownSubscription: There is no such subscription.
+            UnknownPartition: The topic has no such partition.
+
+        Example:
+            >>> print(client.explain("billing", offset=42))
+        """
         explained: dict[str, str] = self._request(
             "explain", subscription_id=subscription_id, offset=offset, partition=partition
         )
         return explained["text"]
 
     def dead_letters(self, subscription_id: str, max: int = 100) -> list[dict[str, Any]]:
-        """Return the dead letters that are neither retried nor purged, oldest first."""
+        """List the dead letters of a subscription that are neither retried nor purged, oldest first.
+
+        Args:
+            subscription_id: The subscription.
+            max: The most that are returned.
+
+        Returns:
+            The dead letters, each with its number, where it came from, and why it failed.
+
+        Raises:
+            UnknownSubscription: There is no such subscription.
+        """
         letters: list[dict[str, Any]] = self._request("dead_letters", subscription_id=subscription_id, max=max)
         return letters
 
     def retry_dead_letters(self, subscription_id: str, numbers: list[int] | None = None) -> int:
-        """Deliver these dead letters, or all, to this subscription again; returns how many."""
+        """Deliver dead letters to their subscription again.
+
+        Args:
+            subscription_id: The subscription.
+            numbers: The numbers of the dead letters; None takes all.
+
+        Returns:
+            How many are delivered again.
+
+        Raises:
+            UnknownSubscription: There is no such subscription.
+        """
         done: dict[str, int] = self._request("retry_dead_letters", subscription_id=subscription_id, numbers=numbers)
         return done["retried"]
 
     def purge_dead_letters(self, subscription_id: str, numbers: list[int] | None = None) -> int:
-        """Forget these dead letters, or all; returns how many."""
+        """Forget dead letters.
+
+        Args:
+            subscription_id: The subscription.
+            numbers: The numbers of the dead letters; None takes all.
+
+        Returns:
+            How many were forgotten.
+
+        Raises:
+            UnknownSubscription: There is no such subscription.
+        """
         done: dict[str, int] = self._request("purge_dead_letters", subscription_id=subscription_id, numbers=numbers)
         return done["purged"]
 
@@ -109,20 +245,44 @@ class SubscriptionMethods:
     ) -> Subscriber:
         """Join a subscription: from now on the handler is called with each message.
 
-        It runs in another thread.
-        Its return acks the message, its exception nacks it; with `ack="manual"` it calls Message.ack() or nack(). A
-        batch handler is given lists; its return or exception counts for all in it. Handlers run one at a time for each
-        client, unless `concurrency` is larger. At most `window` messages are delivered ahead. The lease of a message is
-        renewed while it is here. Joins again by itself when the connection was lost. Raises UnknownSubscription,
-        SubscriptionBusy.
+        It runs in a thread of the client's own.
+        Its return acks the message, its exception nacks it. The lease of a message is renewed while it is here. The
+        subscription is joined again by itself when the connection was lost.
+
+        Args:
+            subscription_id: The subscription.
+            handler: Called with one Message at a time.
+            batch_handler: Called with lists of messages instead; its return or exception counts for all in a list.
+            ack: "auto", or "manual": then the handler calls Message.ack() or Message.nack().
+            concurrency: How many handlers of this subscription may run at a time. With 1 the handlers of all
+                subscriptions of the client run one at a time.
+            window: The most messages that are delivered ahead; the broker's default if None.
+
+        Returns:
+            The subscriber, to wait for it or to leave.
+
+        Raises:
+            UnknownSubscription: There is no such subscription.
+            SubscriptionBusy: Its mode has no place for one more subscriber.
+            TypeError: The handler is not one that this client can call.
+            ValueError: An argument makes no sense.
+
+        Example:
+            >>> subscriber = client.subscribe_to_subscription("billing", handle, concurrency=4)
         """
-        return self._handling.join(
-            check_handler(plan(subscription_id, handler, batch_handler, ack, concurrency, window))
-        )
+        wanted = check_handler(plan(subscription_id, handler, batch_handler, ack, concurrency, window))
+        return Subscriber(self._handling.join(wanted))
 
     def unsubscribe_from_subscription(self, subscription_id: str) -> None:
-        """Leave: finish what is in hand and hand back the rest; see Subscriber.unsubscribe(). Raises NotJoined."""
-        self._handling.find(subscription_id).unsubscribe()
+        """Leave a subscription that this client has joined; see Subscriber.unsubscribe().
+
+        Args:
+            subscription_id: The subscription.
+
+        Raises:
+            NotJoined: This client has not joined it.
+        """
+        self._handling.find(subscription_id).leave()
 
     def create_and_subscribe(
         self,
@@ -137,10 +297,33 @@ class SubscriptionMethods:
         window: int | None = None,
         **options: Any,
     ) -> Subscriber:
-        """Make a subscription unless it is there, and join it."""
+        """Create a subscription unless it is there, and join it.
+
+        Args:
+            subscription_id: Its name; see create_subscription().
+            topic: The topic whose messages it delivers.
+            handler: Called with one Message at a time; see subscribe_to_subscription().
+            start_offset: The first message to deliver, if the subscription is new.
+            batch_handler: Called with lists of messages instead.
+            ack: "auto" or "manual".
+            concurrency: How many handlers may run at a time.
+            window: The most messages that are delivered ahead.
+            **options: The subscription's options; see create_subscription().
+
+        Returns:
+            The subscriber, to wait for it or to leave.
+
+        Raises:
+            SubscriptionExists: One with that name is there, and differs.
+            UnknownTopic: There is no such topic.
+            SubscriptionBusy: Its mode has no place for one more subscriber.
+
+        Example:
+            >>> subscriber = client.create_and_subscribe("billing", "orders", handle)
+        """
         wanted = check_handler(plan(subscription_id, handler, batch_handler, ack, concurrency, window))
         self.create_subscription(subscription_id, topic, start_offset, **options)
-        return self._handling.join(wanted)
+        return Subscriber(self._handling.join(wanted))
 
     def subscribe(
         self,
@@ -153,11 +336,32 @@ class SubscriptionMethods:
         concurrency: int = 1,
         window: int | None = None,
     ) -> Subscriber:
-        """Handle all messages of a topic from an offset on, by a subscription of its own, deleted when it ends."""
+        """Handle all messages of a topic, by a subscription of its own that is deleted when it ends.
+
+        Args:
+            topic: The topic.
+            offset: The first message: an offset, "earliest", "latest", or a time.
+            handler: Called with one Message at a time; see subscribe_to_subscription().
+            batch_handler: Called with lists of messages instead.
+            ack: "auto" or "manual".
+            concurrency: How many handlers may run at a time.
+            window: The most messages that are delivered ahead.
+
+        Returns:
+            The subscriber, to wait for it or to leave.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            BadRequest: The offset makes no sense.
+
+        Example:
+            >>> with client.subscribe("orders", "latest", print) as subscriber:
+            ...     subscriber.wait(timeout=10)
+        """
         name = own_name(topic)
         wanted = check_handler(plan(name, handler, batch_handler, ack, concurrency, window))
         self.create_subscription(name, topic, offset)
-        return self._handling.join(wanted, on_end=lambda: self._delete_own(name))
+        return Subscriber(self._handling.join(wanted, on_end=lambda: self._delete_own(name)))
 
     def _delete_own(self, name: str) -> None:
         if self._link.up:

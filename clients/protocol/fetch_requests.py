@@ -46,9 +46,11 @@ class BulkFetchRequest(NamedTuple):
 
 
 class Fetched(Sequence[Message]):
-    """Messages with consecutive offsets, made as they are asked for; `next_offset` is where to fetch what follows them.
+    """Messages with consecutive offsets, made as they are asked for: a loop over them has one in memory at a time.
 
-    Whoever goes through them one by one never has more than one in memory.
+    Args:
+        source: The stored frames.
+        next_offset: Where to fetch what follows them; kept as the attribute `next_offset`.
     """
 
     def __init__(self, source: IndexedFrameSource, next_offset: int) -> None:

@@ -28,7 +28,18 @@ class Settler(Protocol):
 
 
 class Message(NamedTuple):
-    """One message. A tuple, since the interpreter makes those by the thousand faster than any other object."""
+    """One message, pushed or pulled. A tuple, which the interpreter makes faster than any other object.
+
+    Attributes:
+        offset: Its offset in its partition.
+        body: What was published.
+        source: What it shares with the messages that came with it; for the library.
+        at: Where its frame begins there; for the library.
+
+    Example:
+        >>> def handle(message):
+        ...     print(message.topic, message.partition, message.offset, message.key, message.text())
+    """
 
     offset: int
     body: bytes
@@ -36,7 +47,11 @@ class Message(NamedTuple):
     at: int  # where its frame begins there
 
     def text(self) -> str:
-        """Return the body as UTF-8 text. Raises UnicodeDecodeError."""
+        """Return the body as UTF-8 text.
+
+        Raises:
+            UnicodeDecodeError: The body is not UTF-8.
+        """
         return self.body.decode()
 
     @property
@@ -46,6 +61,7 @@ class Message(NamedTuple):
 
     @property
     def key(self) -> str | None:
+        """The key that it was published with; None if it had none."""
         return self._decoded().get("key")
 
     @property
@@ -60,20 +76,22 @@ class Message(NamedTuple):
 
     @property
     def topic(self) -> str:
+        """The topic that it is in."""
         return self.source.topic
 
     @property
     def partition(self) -> int:
+        """The partition that it is in."""
         return self.source.partition
 
     @property
     def attempt(self) -> int:
-        """1 for the first delivery, and for a pull."""
+        """Which delivery this is: 1 for the first, and for a message that was pulled."""
         return self.source.attempt
 
     @property
     def subscription_id(self) -> str | None:
-        """None: it was pulled."""
+        """The subscription that pushed it; None if it was pulled."""
         return self.source.subscription_id
 
     @property
@@ -82,22 +100,47 @@ class Message(NamedTuple):
         return self.source.settled
 
     def ack(self) -> None:
-        """It is done. For `ack="manual"`; raises RuntimeError otherwise. Ignored if it is not held any more."""
+        """Settle it as done, in a subscription joined with `ack="manual"`. Ignored if the message is not held any more.
+
+        Raises:
+            RuntimeError: Its subscriber acks by itself, or it was pulled.
+        """
         self.source.settler.ack(self)
 
     def nack(self, delay: float | None = None, reason: str = "") -> None:
-        """It failed: deliver it again after `delay` seconds, or after the subscription's backoff. See ack()."""
+        """Settle it as failed, in a subscription joined with `ack="manual"`: it is delivered again.
+
+        Args:
+            delay: Seconds until then; None takes the subscription's backoff.
+            reason: Why it failed; kept with the dead letter if it becomes one.
+
+        Raises:
+            ValueError: The delay is negative, or longer than a week.
+            RuntimeError: Its subscriber acks by itself, or it was pulled.
+        """
         if delay is not None:
             _check_seconds("delay", delay)
         self.source.settler.nack(self, delay, reason)
 
     def extend(self, seconds: float) -> None:
-        """Hold it for at least so many seconds from now, even if this client can say no more meanwhile. See ack()."""
+        """Hold it longer, even if this client can tell the broker nothing meanwhile.
+
+        Args:
+            seconds: For how long at least, from now on.
+
+        Raises:
+            ValueError: It is negative, or longer than a week.
+            RuntimeError: Its subscriber acks by itself, or it was pulled.
+        """
         _check_seconds("seconds", seconds)
         self.source.settler.extend(self, seconds)
 
     def came_with(self, other: Message) -> bool:
-        """Are they of one delivery? The same message delivered twice is two."""
+        """Tell whether two messages are of one delivery. The same message delivered twice is two.
+
+        Args:
+            other: The other message.
+        """
         return self.source is other.source
 
     def _decoded(self) -> dict[str, str]:

@@ -10,7 +10,16 @@ from typing import NamedTuple, overload
 
 
 class Receipt(NamedTuple):
-    """One stored message. Always true in a boolean test: a publish that was not stored raises instead."""
+    """Where one published message is. Always true in a boolean test: a publish that was not stored raises instead.
+
+    Attributes:
+        topic: The topic.
+        partition: The partition.
+        offset: The offset in it.
+        timestamp: The broker's append time, in milliseconds since 1970.
+        durability: "fsynced": on stable storage; "written": with the operating system only.
+        duplicate: It was a retry of what was stored already; `offset` is where that is.
+    """
 
     topic: str
     partition: int
@@ -26,7 +35,14 @@ class Receipt(NamedTuple):
 
 
 class StoredRun(NamedTuple):
-    """`size` bodies of one publish_many, from number `start` on, at `offset` and following in one partition."""
+    """Bodies of one publish_many() that follow each other in one partition.
+
+    Attributes:
+        start: The number of the first body.
+        size: How many bodies there are.
+        partition: The partition.
+        offset: The offset of the first; the others follow.
+    """
 
     start: int
     size: int
@@ -37,7 +53,14 @@ class StoredRun(NamedTuple):
 class Offsets(Sequence[int]):
     """The offsets of published bodies, in the order of the bodies; as small as the runs that they form.
 
-    Equal to any sequence of the same numbers. `runs` and `partitions` tell in which partition each is.
+    A sequence, equal to any sequence of the same numbers.
+
+    Args:
+        runs: Sorted by start, without overlap; kept as the attribute `runs`.
+
+    Example:
+        >>> offsets = client.publish_many("orders", [b"a", b"b"])
+        >>> list(zip(offsets.partitions, offsets))
     """
 
     __slots__ = ("_starts", "runs")

@@ -38,10 +38,18 @@ class TransactionShare(NamedTuple):
 
 
 class TransactionReceipt(NamedTuple):
-    """A committed transaction.
+    """A committed transaction. Of a number smaller than the last one nothing is known but that it is committed.
 
-    `replayed`: it was committed before this was asked for, and nothing was added now; or this was asked for again by
-    itself, because the first answer was lost. Of a number smaller than the last one nothing else is known.
+    Attributes:
+        transaction: The name of the transaction.
+        number: Its number among those of the same name, or None.
+        replayed: It was committed before this was asked for, and nothing was added now; or this was asked for again by
+            itself, because the first answer was lost.
+        messages: How many messages it has.
+        partitions: Which partitions got how many of them, and where.
+        timestamp: The broker's clock at the commit, in milliseconds since 1970.
+        durability: "fsynced": on stable storage; "written": with the operating system only.
+        abandoned: An operator gave it up: only what `partitions` says of it is visible.
     """
 
     transaction: str

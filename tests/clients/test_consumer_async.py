@@ -116,7 +116,7 @@ async def test_a_handler_that_never_waits_does_not_cost_the_membership(shared: B
         async with client.consumer("a5", topic, session_timeout=1.0) as consumer:
             count = 0
             async for _ in consumer:
-                generations.add(consumer._state._generation)
+                generations.add(consumer._member.state._generation)
                 count += 1
                 if count == 100_000:
                     break

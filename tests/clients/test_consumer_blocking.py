@@ -273,7 +273,7 @@ def test_a_consumer_that_cannot_reach_the_broker_hands_out_nothing_after_a_sessi
         with client.consumer("g", "t", session_timeout=1.0, auto_commit=False) as consumer:
             take(consumer, 1)
             broker.kill()
-            wait_until(lambda: not consumer._link.up)
+            wait_until(lambda: not consumer._member.link.up)
             assert consumer.poll(timeout=0.2) == []
             broker.start()
             assert [message.offset for message in take(consumer, 2)] == [0, 1]  # nothing was committed

@@ -222,7 +222,7 @@ def test_a_handler_of_a_consumer_may_fork_and_its_child_exit_out_of_run(client):
     consumer, statuses, sockets = client.consumer("g", "t"), [], []
 
     def handler(message: Message) -> None:
-        sockets.append(consumer._link._socket)
+        sockets.append(consumer._member.link._socket)
         if not (pid := os.fork()):
             sys.exit(7)
         statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))

@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from qb import AsyncBrokerClient, Message, NotJoined, SubscriptionRemoved, UnknownSubscription
-from qb.clients.aio.subscribing.subscriber import AsyncSubscriber
+from qb.clients.aio.subscribing.joined_subscription import AsyncJoinedSubscription
 from qb.clients.aio.subscriptions import AsyncSubscriptionMethods
 from qb.clients.blocking.subscriptions import SubscriptionMethods
 from tests.support.collecting import PATIENCE, Collector, numbered
@@ -389,10 +389,10 @@ async def test_a_fault_of_ours_in_the_service_of_a_handler_is_raised_by_the_bloc
 ) -> None:
     await ready(client, 1)
 
-    async def fail(subscriber: AsyncSubscriber) -> bool:
+    async def fail(joined: AsyncJoinedSubscription) -> bool:
         raise ZeroDivisionError("a fault")
 
-    monkeypatch.setattr(AsyncSubscriber, "work", fail)
+    monkeypatch.setattr(AsyncJoinedSubscription, "work", fail)
     with pytest.raises(ZeroDivisionError, match="a fault"):
         async with AsyncBrokerClient(port=broker.port) as other:
             await other.subscribe_to_subscription("s", AsyncCollector())

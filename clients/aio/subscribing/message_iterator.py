@@ -8,7 +8,7 @@ from types import TracebackType
 import trio
 
 from qb.clients.aio.subscribing.handler_pool import AsyncHandlerWork
-from qb.clients.aio.subscribing.subscriber import AsyncSubscriber
+from qb.clients.aio.subscribing.joined_subscription import AsyncJoinedSubscription
 from qb.clients.consuming.inbox import MessageBatch
 from qb.clients.protocol.message import Message
 
@@ -28,38 +28,42 @@ class MessageArrival:
         self.event.set()
 
 
-Join = Callable[[MessageArrival], Awaitable[AsyncSubscriber]]
+Join = Callable[[MessageArrival], Awaitable[AsyncJoinedSubscription]]
 
 
 class MessageIterator:
-    """Joins at the first message. A message is acked when the next one is asked for.
+    """The messages of a subscription, for `async for`; returned by AsyncBrokerClient.messages().
 
-    Whoever stops asking, by `break` or by an exception, hands back the message in hand and leaves the subscription;
-    that is no failure of the message. In an `async with` block over this object an exception nacks the message instead,
-    as that of a handler does. Ends by itself when the client disconnects; raises SubscriptionRemoved.
+    Joins the subscription at the first message. A message is acked when the next one is asked for. A loop that ends by
+    `break` or by an exception gives back its message and leaves the subscription; that is no failure of the message.
+    In an `async with` block over this object an exception nacks the message instead, as that of a handler does. The
+    loop ends by itself when the client disconnects, and raises SubscriptionRemoved when the subscription is deleted.
+
+    Args:
+        join: Joins the subscription.
     """
 
     def __init__(self, join: Join) -> None:
         self._join = join
         self._arrival = MessageArrival()
-        self._subscriber: AsyncSubscriber | None = None
+        self._joined: AsyncJoinedSubscription | None = None
         self._portion: MessageBatch | None = None
 
     def __aiter__(self) -> MessageIterator:
         return self
 
     async def __anext__(self) -> Message:
-        if self._subscriber is None:
-            self._subscriber = await self._join(self._arrival)
-        self._subscriber.check_process()
-        message = self._next_in_hand(self._subscriber) or await self._take(self._subscriber)
+        if self._joined is None:
+            self._joined = await self._join(self._arrival)
+        self._joined.check_process()
+        message = self._next_in_hand(self._joined) or await self._take(self._joined)
         if message is None:
-            if self._subscriber.error is not None:
-                raise self._subscriber.error
+            if self._joined.error is not None:
+                raise self._joined.error
             raise StopAsyncIteration
         return message
 
-    def _next_in_hand(self, subscriber: AsyncSubscriber) -> Message | None:
+    def _next_in_hand(self, joined: AsyncJoinedSubscription) -> Message | None:
         """The message in hand is done; return the next one of its portion."""
         portion = self._portion
         if portion is None:
@@ -67,20 +71,20 @@ class MessageIterator:
         portion.done += 1
         if portion.done < len(portion.messages) and portion.inbox.goes_on:
             return portion.messages[portion.done]
-        subscriber.handled(portion, None)
+        joined.handled(portion, None)
         self._portion = None
         return None
 
-    async def _take(self, subscriber: AsyncSubscriber) -> Message | None:
+    async def _take(self, joined: AsyncJoinedSubscription) -> Message | None:
         await trio.lowlevel.checkpoint()
-        while not subscriber.over:
+        while not joined.over:
             self._arrival.event = arrived = trio.Event()
-            self._portion = await subscriber.take()
+            self._portion = await joined.take()
             if self._portion is not None:
-                subscriber.put_down(self._portion)  # leaving does not wait for a loop, which may never ask again
+                joined.put_down(self._portion)  # leaving does not wait for a loop, which may never ask again
                 return self._portion.messages[0]
             await arrived.wait()
-        await subscriber.wait_until_ended()
+        await joined.wait_until_ended()
         return None
 
     async def __aenter__(self) -> MessageIterator:
@@ -89,16 +93,16 @@ class MessageIterator:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._subscriber is not None and self._portion is not None and isinstance(error, Exception):
-            self._subscriber.handled(self._portion, error)
+        if self._joined is not None and self._portion is not None and isinstance(error, Exception):
+            self._joined.handled(self._portion, error)
             self._portion = None
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Leave the subscription; what is in hand is handed back."""
-        if self._subscriber is not None:
-            await self._subscriber.unsubscribe()
+        """Leave the subscription and give back the message in hand."""
+        if self._joined is not None:
+            await self._joined.leave()
 
     def __del__(self) -> None:
-        if self._subscriber is not None:
-            self._subscriber.abandon()
+        if self._joined is not None:
+            self._joined.abandon()

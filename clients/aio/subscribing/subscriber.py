@@ -1,107 +1,66 @@
-"""One subscription that a client has joined.
-
-The link hands in what arrives, a handler pool calls the handler, the client's ticker looks what is due. Guards are
-entered in this order: those of the link, then the subscriber's own, which is therefore never held while the link is
-called.
-"""
+"""What a program holds of a subscription that it has joined."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
-from math import inf
 from types import TracebackType
 
-from qb.clients.aio.background import AsyncBackground
-from qb.clients.aio.link import AsyncLink
-from qb.clients.aio.subscribing.handler_calls import AsyncHandlerCalls
-from qb.clients.aio.subscribing.handler_pool import AsyncMessageSink
-from qb.clients.aio.subscribing.subscriber_base import AsyncSubscriberBase, wait_until_left
-from qb.clients.aio.waiting import AsyncGuard, now, shielded
-from qb.clients.consuming.desired_membership import DesiredMembership, JoinPlan
-from qb.clients.consuming.handling import reason_of
-from qb.clients.consuming.inbox import MessageBatch
-from qb.clients.protocol.client_errors import QBError, RequestTimedOut
-from qb.clients.protocol.conversation import Conversation
-from qb.clients.protocol.forking import call_in_child
-from qb.clients.protocol.message import Message
-from qb.core.wire.frames import Frame
-
-log = logging.getLogger("qb.client")
-
-_here: ContextVar[AsyncSubscriber | None] = ContextVar("qb_subscriber", default=None)  # whose handler is running
+from qb.clients.aio.subscribing.joined_subscription import AsyncJoinedSubscription
 
 
-def handler_is_running_for() -> AsyncSubscriber | None:
-    """Return whose handler has called."""
-    return _here.get()
-
-
-class AsyncSubscriber(AsyncSubscriberBase):
+class AsyncSubscriber:
     """A subscription that this client has joined, and joins again after every lost connection.
 
-    It ends when unsubscribe() is called or the client disconnects; or by itself, and then `error` says why. Leaving
-    an `async with` block over it unsubscribes. In a child of os.fork() it is the parent's: its use raises
-    UsedAfterFork, unsubscribe() does nothing.
+    Returned by the client's subscribe methods. It ends when unsubscribe() is called or the client disconnects; or by
+    itself, and then `error` says why. Leaving an `async with` block over it unsubscribes. In a child of os.fork() it is
+    the parent's: its use raises UsedAfterFork, and unsubscribe() does nothing.
+
+    Args:
+        joined: The subscription that the client has joined.
+
+    Example:
+        >>> async with await client.subscribe_to_subscription("billing", handle) as subscriber:
+        ...     await subscriber.wait(timeout=60)
     """
 
-    def __init__(
-        self,
-        plan: JoinPlan,
-        link: AsyncLink,
-        conversation: Conversation,
-        background: AsyncBackground,
-        sink: AsyncMessageSink,
-        on_end: Callable[[], Awaitable[None]],
-        patience: float,
-    ) -> None:
-        super().__init__()
-        self.subscription_id = plan.subscription_id
-        self._plan, self._link, self._conversation, self._background = plan, link, conversation, background
-        self._sink, self._patience = sink, patience
-        self._on_end = on_end  # called once, when it has left
-        self._calls = AsyncHandlerCalls(plan)
-        self._changed = AsyncGuard()  # guards everything below
-        self._membership = DesiredMembership(plan, self)
-        self._busy = 0  # portions that were taken, and whose handlers have not returned
-        self._leaving = self._ended = False
-        call_in_child(self, AsyncSubscriber._disown)
+    def __init__(self, joined: AsyncJoinedSubscription) -> None:
+        self._joined = joined
 
-    def _disown(self) -> None:
-        """In a child of fork(): handle nothing more; only a handler that forked may still be running."""
-        self._changed = AsyncGuard()
-        self._membership.stop()
-        self._membership.lost()
-
-    # What callers do
+    @property
+    def subscription_id(self) -> str:
+        """The name of the subscription."""
+        return self._joined.subscription_id
 
     @property
     def error(self) -> BaseException | None:
-        """Why it has ended by itself, such as SubscriptionRemoved."""
-        return self._membership.error
+        """Why it has ended by itself, such as SubscriptionRemoved; None while it has not."""
+        return self._joined.error
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Return True when it has ended, False after `timeout` seconds. Raises `error` if it ended by itself."""
-        self._link.check_process()
-        if not await self._wait_for(lambda: self._ended, inf if timeout is None else timeout):
-            return False
-        if self.error is not None:
-            raise self.error
-        return True
+        """Wait until it has ended.
+
+        Args:
+            timeout: Seconds to wait at most; None waits for ever.
+
+        Returns:
+            True when it has ended, False if that took longer than `timeout`.
+
+        Raises:
+            QBError: It ended by itself; this is `error`, such as SubscriptionRemoved.
+            UsedAfterFork: It was joined by the parent of this process.
+        """
+        return await self._joined.wait(timeout)
 
     async def unsubscribe(self, timeout: float | None = None) -> None:
-        """Leave: finish what is in hand, for up to `timeout` seconds (the client's by default), hand back the rest.
+        """Leave the subscription: finish the messages in hand, give back the rest.
 
-        A handler that takes longer is cancelled, as is one that is running when this call is cancelled.
         Returns when the broker knows. Called by a handler of this subscription it returns at once, and the rest happens
         when that handler has returned.
+        A handler that takes longer is cancelled, as is one that is running when this call is cancelled.
+
+        Args:
+            timeout: Seconds that handlers get to finish; the client's `request_timeout` by default.
         """
-        if self._link.inherited:
-            return
-        self.leave_soon(timeout)
-        if handler_is_running_for() is not self:
-            await wait_until_left([self])
+        await self._joined.leave(timeout)
 
     async def __aenter__(self) -> AsyncSubscriber:
         return self
@@ -111,212 +70,5 @@ class AsyncSubscriber(AsyncSubscriberBase):
     ) -> None:
         await self.unsubscribe()
 
-    # What messages do
-
-    def ack(self, message: Message) -> None:
-        """For Message.ack()."""
-        self._by_hand(lambda inbox: inbox.ack(message))
-
-    def nack(self, message: Message, delay: float | None, reason: str) -> None:
-        """For Message.nack()."""
-        self._by_hand(lambda inbox: inbox.nack(message, delay, reason))
-
-    def extend(self, message: Message, seconds: float) -> None:
-        """For Message.extend()."""
-        self._by_hand(lambda inbox: inbox.extend(message, seconds))
-
-    # What the handler pool does
-
-    async def work(self) -> bool:
-        """Handle a portion; False if there is none."""
-        portion = await self.take()
-        if portion is None:
-            return False
-        _here.set(self)
-        try:
-            await self._handle(portion)
-        finally:
-            _here.set(None)
-            self.put_down(portion)
-        return True
-
-    async def take(self) -> MessageBatch | None:
-        """Return what to handle, with everything said that has to be said first; put_down() follows."""
-        with self._changed:
-            inbox = self._membership.inbox
-            if inbox is None:
-                return None
-            portion = inbox.take()
-            self._busy += portion is not None
-            speak = inbox.urgent or (portion is None and inbox.has_words)
-        if speak:
-            with shielded():  # what was taken must reach its handler
-                await self.send()
-        return portion
-
-    def put_down(self, portion: MessageBatch) -> None:
-        """Its handler has returned."""
-        with self._changed:
-            self._busy -= 1
-            hands = portion.inbox.call_back()
-            self._changed.notify_all()
-        if hands:
-            self._call(hands)
-
-    async def _handle(self, portion: MessageBatch) -> None:
-        more = True
-        while more:
-            error = await self._calls.handle(portion)
-            more, full = self.handled(portion, error)
-            if error is not None:
-                self._note(error)
-            if full:
-                await self.send()
-
-    def handled(self, portion: MessageBatch, error: BaseException | None) -> tuple[bool, bool]:
-        """The handler has returned or raised; returns whether there is more in the portion, and much to tell."""
-        inbox = portion.inbox
-        with self._changed:
-            if error is None:
-                inbox.returned(portion)
-            return error is not None and inbox.raised(portion, reason_of(error)), inbox.full
-
-    def _note(self, error: BaseException) -> None:
-        log.warning("a handler of subscription %s failed: %s", self.subscription_id, reason_of(error), exc_info=error)
-        if not isinstance(error, Exception):  # such as SystemExit: it is raised by wait()
-            self.fail(error)
-
-    def fail(self, error: BaseException) -> None:
-        """End, because of this."""
-        with self._changed:
-            self._membership.end(error)
-        self.leave_soon()
-
-    async def speak(self) -> None:
-        """Send words that cannot wait."""
-        with self._changed:
-            urgent = self._membership.inbox is not None and self._membership.inbox.urgent
-        if urgent:
-            await self.send()
-
-    async def send(self) -> None:
-        """Send what there is to send."""
-        await self._link.post(self.compose)
-
-    def compose(self) -> bytes:
-        """Return what there is to send; called with the link's guards held."""
-        with self._changed:
-            asked = self._membership.ask(self._conversation, now())
-            return asked or self._membership.words(self._conversation)
-
-    # What the link does
-
-    def answered(self, frame: Frame) -> None:
-        """The broker has answered a request; perhaps one of ours."""
-        with self._changed:
-            self._membership.answered(frame, now())
-            self._changed.notify_all()
-        if self._membership.error is not None:
-            self.leave_soon()
-
-    def delivered(self, frame: Frame) -> None:
-        """Messages have come."""
-        with self._changed:
-            count = self._membership.delivered(frame)
-        self._call(count)
-
-    def removed(self, reason: str) -> None:
-        """The subscription is no more."""
-        with self._changed:
-            self._membership.removed(reason)
-        self.leave_soon()
-
-    def lost(self) -> None:
-        """The connection is gone."""
-        with self._changed:
-            self._membership.lost()
-            self._changed.notify_all()
-
-    def _call(self, hands: int) -> None:
-        self._sink.call(self, hands)
-
-    # What the ticker does
-
-    async def tick(self, time: float) -> float | None:
-        """Send what is due; returns after how many seconds to look again, if at all."""
-        with self._changed:
-            speak = self._membership.tick(time)
-        if speak:
-            await self.send()
-        with self._changed:
-            return self._membership.pause(time)
-
-    # Coming and going
-
-    @property
-    def over(self) -> bool:
-        """Will no more messages come?"""
-        return self._membership.over
-
-    @property
-    def leaving(self) -> bool:
-        """Has it begun to leave?"""
-        return self._leaving
-
-    def check_process(self) -> None:
-        """Raise UsedAfterFork in a child of fork()."""
-        self._link.check_process()
-
-    async def wait_until_ended(self) -> None:
-        """Return when it has been left, whatever the reason."""
-        await self._wait_for(lambda: self._ended)
-
-    async def wait_until_joined(self, deadline: float) -> None:
-        """Raises why the broker does not let us in, or RequestTimedOut."""
-        membership = self._membership
-        await self._wait_for(lambda: membership.joined or membership.over, deadline - now())
-        if membership.error is not None and not membership.joined:
-            raise membership.error
-        if not membership.joined:
-            raise RequestTimedOut(f"subscription {self.subscription_id!r} could not be joined in time")
-
-    def cancel_handlers(self) -> None:
-        """What is in hand will be handed back."""
-        self._calls.cancel()
-
-    def leave_soon(self, timeout: float | None = None) -> None:
-        """Begin to leave, in the background."""
-        if self._link.inherited:
-            return
-        with self._changed:
-            self._membership.stop()
-            begun, self._leaving = self._leaving, True
-        self._sink.stop()
-        if not begun:
-            patience = self._patience if timeout is None else timeout
-            self._background.start(f"qb leaves {self.subscription_id}", self._leave, patience)
-
-    async def _leave(self, patience: float) -> None:
-        try:
-            with shielded():  # it leaves in good order in any case
-                await self._wait_for(lambda: not self._busy, patience)
-                self.cancel_handlers()
-                await self._link.post(self._compose_farewell)
-                await self._wait_for(lambda: self._membership.out, self._patience)
-                with self._changed:
-                    self._membership.lost()  # what is handled late is not told any more
-                await self._on_end()
-        except QBError as error:
-            log.warning("after leaving subscription %s: %s", self.subscription_id, error)
-        finally:
-            with self._changed:
-                self._ended = True
-                self._changed.notify_all()
-
-    def _compose_farewell(self) -> bytes:
-        with self._changed:
-            return self._membership.words(self._conversation) + self._membership.leave(self._conversation)
-
-    async def _wait_for(self, condition: Callable[[], object], seconds: float = inf) -> bool:
-        with self._changed:
-            return await self._changed.wait_for(condition, seconds)
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.subscription_id!r}>"

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from qb.clients.blocking.background import Background
 from qb.clients.blocking.link import Link
 from qb.clients.blocking.subscribing.handler_pool import HandlerPool, MessageSink
-from qb.clients.blocking.subscribing.subscriber import Subscriber, handler_is_running_for
-from qb.clients.blocking.subscribing.subscriber_base import wait_until_left
+from qb.clients.blocking.subscribing.joined_base import wait_until_left
+from qb.clients.blocking.subscribing.joined_subscription import JoinedSubscription, handler_is_running_for
 from qb.clients.blocking.subscribing.ticker import Ticker
 from qb.clients.blocking.waiting import Guard, now
 from qb.clients.consuming.desired_membership import JoinPlan, joined_already, not_joined
@@ -19,8 +19,8 @@ from qb.core.wire.frames import Frame, MessageType
 OnEnd = Callable[[], None]
 
 
-class JoinedSubscribers:
-    """Tells subscribers what the link has for them, and looks after them while they hold messages.
+class ClientSubscriptions:
+    """Tells subscriptions what the link has for them, and looks after them while they hold messages.
 
     The handlers of all subscriptions run one at a time, in one thread; one with a concurrency of its own has its own.
     """
@@ -28,43 +28,43 @@ class JoinedSubscribers:
     def __init__(self, link: Link, conversation: Conversation, background: Background, patience: float) -> None:
         self._link, self._conversation, self._background, self._patience = link, conversation, background, patience
         self._guard = Guard()
-        self._subscribers: dict[str, Subscriber] = {}
-        self._pool: HandlerPool | None = None  # both while there are subscribers
+        self._joined: dict[str, JoinedSubscription] = {}
+        self._pool: HandlerPool | None = None  # both while anything is joined
         self._ticker: Ticker | None = None
 
     # What callers do
 
-    def join(self, plan: JoinPlan, sink: MessageSink | None = None, on_end: OnEnd | None = None) -> Subscriber:
+    def join(self, plan: JoinPlan, sink: MessageSink | None = None, on_end: OnEnd | None = None) -> JoinedSubscription:
         """Join; `on_end` is called after it was left, and `sink` instead of the handler when messages come.
 
         Raises BrokerUnavailable, RequestTimedOut, RequestRefused.
         """
         self._wait_until_left(plan.subscription_id)
         deadline = now() + self._patience
-        subscriber = self._register(plan, sink, on_end)
+        joined = self._register(plan, sink, on_end)
         try:
             self._link.open(deadline, patient=True)
-            subscriber.send()
-            subscriber.wait_until_joined(deadline)
+            joined.send()
+            joined.wait_until_joined(deadline)
         except BaseException:
-            subscriber.leave_soon(timeout=0)
-            wait_until_left([subscriber])
+            joined.leave_soon(timeout=0)
+            wait_until_left([joined])
             raise
-        return subscriber
+        return joined
 
-    def find(self, subscription_id: str) -> Subscriber:
-        """Return who has joined a subscription. Raises NotJoined."""
+    def find(self, subscription_id: str) -> JoinedSubscription:
+        """Return a subscription that was joined. Raises NotJoined."""
         try:
-            return self._subscribers[subscription_id]
+            return self._joined[subscription_id]
         except KeyError:
             raise not_joined(subscription_id) from None
 
     def close(self) -> None:
         """Leave everything."""
-        subscribers = self._each()
-        for subscriber in subscribers:
-            subscriber.leave_soon()
-        wait_until_left(subscribers)
+        everything = self._each()
+        for each in everything:
+            each.leave_soon()
+        wait_until_left(everything)
 
     @property
     def runs_the_caller(self) -> bool:
@@ -72,15 +72,15 @@ class JoinedSubscribers:
         return handler_is_running_for() in self._each()
 
     def _wait_until_left(self, subscription_id: str) -> None:
-        """Let a subscriber that is leaving finish."""
-        known = self._subscribers.get(subscription_id)
+        """Let one that is being left finish."""
+        known = self._joined.get(subscription_id)
         if known is not None and known.leaving and known is not handler_is_running_for():
             known.wait_until_ended()
 
-    def _register(self, plan: JoinPlan, sink: MessageSink | None, on_end: OnEnd | None) -> Subscriber:
+    def _register(self, plan: JoinPlan, sink: MessageSink | None, on_end: OnEnd | None) -> JoinedSubscription:
         name, concurrency = plan.subscription_id, plan.manner.concurrency
         with self._guard:
-            if name in self._subscribers:
+            if name in self._joined:
                 raise joined_already(name)
             self._ticker = self._ticker or Ticker(self._tick, self._background)
             own = HandlerPool(concurrency, f"qb handlers of {name}", self._background) if concurrency > 1 else None
@@ -92,20 +92,20 @@ class JoinedSubscribers:
                     on_end()
 
             where = self._link, self._conversation, self._background
-            subscriber = Subscriber(plan, *where, sink or own or self._pool, ended, self._patience)
-            self._subscribers[name] = subscriber
-            return subscriber
+            joined = JoinedSubscription(plan, *where, sink or own or self._pool, ended, self._patience)
+            self._joined[name] = joined
+            return joined
 
     def _forget(self, name: str, own: HandlerPool | None) -> None:
         with self._guard:
-            del self._subscribers[name]
+            del self._joined[name]
             if own is not None:
                 own.dismiss()
-            if not self._subscribers:
+            if not self._joined:
                 self._rest()
 
     def _rest(self) -> None:
-        """End what all subscribers share."""
+        """End what all of them share."""
         if self._pool is not None:
             self._pool.dismiss()
         if self._ticker is not None:
@@ -116,14 +116,14 @@ class JoinedSubscribers:
 
     def welcomed(self) -> list[bytes]:
         """Ask to be let in again."""
-        return [subscriber.compose() for subscriber in self._each()]
+        return [each.compose() for each in self._each()]
 
     def pushed(self, frame: Frame) -> None:
-        """Hand a frame to the subscriber that it is for."""
+        """Hand a frame to the subscription that it is for."""
         if frame.type == MessageType.ACK:
-            for subscriber in self._each():
-                subscriber.answered(frame)
-        elif addressee := self._subscribers.get(frame.properties.get("subscription_id", "")):
+            for each in self._each():
+                each.answered(frame)
+        elif addressee := self._joined.get(frame.properties.get("subscription_id", "")):
             if frame.type == MessageType.DELIVER:
                 addressee.delivered(frame)
             elif frame.type == MessageType.UNSUBSCRIBE:
@@ -132,16 +132,16 @@ class JoinedSubscribers:
             ticker.wake()
 
     def lost(self) -> None:
-        """Tell every subscriber that the connection is gone."""
-        for subscriber in self._each():
-            subscriber.lost()
+        """Tell every one that the connection is gone."""
+        for each in self._each():
+            each.lost()
 
-    def _each(self) -> list[Subscriber]:
+    def _each(self) -> list[JoinedSubscription]:
         with self._guard:
-            return list(self._subscribers.values())
+            return list(self._joined.values())
 
     # What the ticker does
 
     def _tick(self, time: float) -> float | None:
-        pauses = [subscriber.tick(time) for subscriber in self._each()]
+        pauses = [each.tick(time) for each in self._each()]
         return min((pause for pause in pauses if pause is not None), default=None)

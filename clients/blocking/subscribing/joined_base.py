@@ -1,4 +1,4 @@
-"""What of a subscriber is peculiar to threads."""
+"""What of a joined subscription is peculiar to threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qb.clients.consuming.desired_membership import DesiredMembership
 from qb.clients.consuming.inbox import Inbox
 
 
-class SubscriberBase:
+class JoinedBase:
     """Settles messages by hand, which any thread may do."""
 
     _link: Link
@@ -44,13 +44,13 @@ class SubscriberBase:
         raise NotImplementedError
 
 
-class LeavingSubscriber(Protocol):
+class LeavingSubscription(Protocol):
     """One that has begun to leave."""
 
     def wait_until_ended(self) -> None: ...
 
 
-def wait_until_left(subscribers: Sequence[LeavingSubscriber]) -> None:
+def wait_until_left(subscriptions: Sequence[LeavingSubscription]) -> None:
     """Return when all these have left."""
-    for subscriber in subscribers:
-        subscriber.wait_until_ended()
+    for each in subscriptions:
+        each.wait_until_ended()

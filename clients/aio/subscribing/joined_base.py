@@ -1,4 +1,4 @@
-"""What of a subscriber is peculiar to tasks."""
+"""What of a joined subscription is peculiar to tasks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from qb.clients.aio.link import AsyncLink
 from qb.clients.consuming.desired_membership import DesiredMembership
 from qb.clients.consuming.inbox import Inbox
 
-FAREWELL = 1.0  # seconds that a cancelled task grants its subscribers for leaving in good order
+FAREWELL = 1.0  # seconds that a cancelled task grants its subscriptions for leaving in good order
 
 
-class AsyncSubscriberBase:
+class AsyncJoinedBase:
     """Settles messages by hand, which tasks may do and the threads of handlers that are not async."""
 
     _link: AsyncLink
@@ -79,7 +79,7 @@ class AsyncSubscriberBase:
         raise NotImplementedError
 
 
-class AsyncLeavingSubscriber(Protocol):
+class AsyncLeavingSubscription(Protocol):
     """One that has begun to leave."""
 
     async def wait_until_ended(self) -> None: ...
@@ -87,14 +87,14 @@ class AsyncLeavingSubscriber(Protocol):
     def cancel_handlers(self) -> None: ...
 
 
-async def wait_until_left(subscribers: Sequence[AsyncLeavingSubscriber]) -> None:
+async def wait_until_left(subscriptions: Sequence[AsyncLeavingSubscription]) -> None:
     """Return when all these have left. If cancelled, give them a moment to hurry."""
     try:
-        for subscriber in subscribers:
-            await subscriber.wait_until_ended()
+        for each in subscriptions:
+            await each.wait_until_ended()
     except trio.Cancelled:
         with trio.move_on_after(FAREWELL, shield=True):
-            for subscriber in subscribers:
-                subscriber.cancel_handlers()
-                await subscriber.wait_until_ended()
+            for each in subscriptions:
+                each.cancel_handlers()
+                await each.wait_until_ended()
         raise
