@@ -99,6 +99,15 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             "partitions that all topics together may have",
         ),
     ] = 50_000
+    max_subscriptions: Annotated[
+        int, Setting("QB_MAX_SUBSCRIPTIONS", INTEGER.within(1, 1_000_000), "subscriptions that the broker may have")
+    ] = 10_000
+    max_groups: Annotated[
+        int, Setting("QB_MAX_GROUPS", INTEGER.within(1, 1_000_000), "consumer groups that the broker may have")
+    ] = 10_000
+    max_group_members: Annotated[
+        int, Setting("QB_MAX_GROUP_MEMBERS", INTEGER.within(1, 100_000), "members that one consumer group may have")
+    ] = 1_000
     transaction_timeout: Annotated[
         float,
         Setting(

@@ -58,6 +58,10 @@ class Faults:
     def __bool__(self) -> bool:
         return bool(self._known)
 
+    def text(self, what: str) -> str | None:
+        """Return what is wrong with this thing, or None."""
+        return self._known[what].text if what in self._known else None
+
     @contextmanager
     def contained(self, what: str) -> Iterator[None]:
         """What is raised inside ends this block and is noted for this thing; the caller tries it again later."""

@@ -34,8 +34,10 @@ class MessageBroker:
         self.transactions = TransactionManager(engine, settings.server, self.appends.append)
         self.producers = Producers()
         self.producer_secrets = ProducerSecrets(engine.metadata)
-        self.subscriptions = SubscriptionManager(engine, self._ensure_topic, self.appends.store_dead_letter)
-        self.groups = GroupManager(engine)
+        self.subscriptions = SubscriptionManager(
+            engine, settings.server, self._ensure_topic, self.appends.store_dead_letter
+        )
+        self.groups = GroupManager(engine, settings.server)
         self.topics = TopicRegistry(
             engine, settings.server, self.subscriptions, self.groups, self.appends.topic_deleted
         )

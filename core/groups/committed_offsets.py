@@ -6,17 +6,16 @@ module keeps only an index of the partitions of each group.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, KeysView
 from typing import NamedTuple
 
 import msgspec
 
 from qb.core.groups.rebalance import GroupPartition
-from qb.core.wire.errors import BadRequest, BrokerError, OffsetOutOfRange, UnknownGroup
+from qb.core.wire.errors import BrokerError, OffsetOutOfRange, UnknownGroup
 from qb.core.wire.names import check_name
 from qb.storage.engine import Metadata
 
-MAX_GROUPS = 10_000
 _PREFIX = "offset/"
 
 
@@ -51,14 +50,12 @@ class OffsetStore:
     async def commit(self, group: str, commits: Collection[OffsetCommit], now_ms: int) -> None:
         """Store all of them in one transaction, or none if one is out of range; returns when they are durable.
 
-        Raises BadName, BadRequest, OffsetOutOfRange; DiskFull or another BrokerError if they could not be stored.
+        Raises BadName, OffsetOutOfRange; DiskFull or another BrokerError if they could not be stored.
         """
         check_name("group", group)
         for each in commits:
             if not each.first <= each.offset <= each.end:
                 raise OffsetOutOfRange(each.topic, each.partition, each.offset, each.first, each.end)
-        if group not in self._index and len(self._index) >= MAX_GROUPS:
-            raise BadRequest(f"there are {MAX_GROUPS} groups with committed offsets, which is the most; delete some")
         for each in commits:  # no await before flush(): what is given in one step goes into one transaction
             partition = GroupPartition(each.topic, each.partition)
             self._metadata.put_soon(_key(group, partition), {"offset": each.offset, "updated_ms": now_ms})
@@ -76,9 +73,9 @@ class OffsetStore:
         found = {each: self.committed(group, *each) for each in partitions}
         return {each: committed for each, committed in found.items() if committed}
 
-    def groups(self) -> list[str]:
-        """Return every group that has committed something, sorted."""
-        return sorted(self._index)
+    def groups(self) -> KeysView[str]:
+        """Return every group that has committed something."""
+        return self._index.keys()
 
     async def delete_group(self, group: str) -> None:
         """Forget a group; durable on return. Raises UnknownGroup. The caller checks first that it has no members."""

@@ -5,10 +5,8 @@ The metadata has an entry for each (group, topic), under `group/<group>/<topic>`
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, KeysView
 
-from qb.core.groups.committed_offsets import MAX_GROUPS
-from qb.core.wire.errors import BadRequest
 from qb.core.wire.names import check_name
 from qb.storage.engine import Metadata
 
@@ -26,21 +24,19 @@ class DeclaredGroups:
             _, group, topic = key.split("/")
             self._topics.setdefault(group, set()).add(topic)
 
-    def groups(self) -> list[str]:
+    def groups(self) -> KeysView[str]:
         """Return every declared group."""
-        return list(self._topics)
+        return self._topics.keys()
 
     def topics(self, group: str) -> list[str]:
         """Return the topics for which a group was declared, sorted."""
         return sorted(self._topics.get(group, ()))
 
     async def declare(self, group: str, topic: str, now_ms: int) -> int:
-        """Store durably that there is such a group; returns when it was declared. Raises BadName, BadRequest."""
+        """Store durably that there is such a group; returns when it was declared. Raises BadName."""
         known = self._metadata.get(_key(check_name("group", group), topic))
         if known is not None:
             return int(known.value)
-        if group not in self._topics and len(self._topics) >= MAX_GROUPS:
-            raise BadRequest(f"{MAX_GROUPS} groups were declared, which is the most; delete some")
         self._topics.setdefault(group, set()).add(topic)
         await self._metadata.put(_key(group, topic), now_ms)
         return now_ms

@@ -7,20 +7,27 @@ take_changed() names the members whose next heartbeat has a new answer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, KeysView, Mapping
 from math import inf
 
 import msgspec
 
 from qb.core.groups.rebalance import GroupMember, GroupMembership, GroupPartition
-from qb.core.wire.errors import BadRequest, GroupInUse, StaleGeneration, UnknownGroup, UnknownMember, UnknownTopic
+from qb.core.wire.errors import (
+    BadRequest,
+    GroupInUse,
+    LimitReached,
+    StaleGeneration,
+    UnknownGroup,
+    UnknownMember,
+    UnknownTopic,
+)
 from qb.core.wire.names import check_name
 
 SESSION_TIMEOUT = 10.0
 REBALANCE_TIMEOUT = 60.0
 SHORTEST_TIMEOUT, LONGEST_TIMEOUT = 1.0, 3600.0
-MAX_GROUPS = 10_000
-MAX_MEMBERS = 1_000  # of one group
+MAX_MEMBERS = 1_000  # of one group, unless it is set
 MAX_TOPICS = 100  # of one member
 
 
@@ -37,8 +44,11 @@ class MemberStanding(msgspec.Struct, frozen=True, kw_only=True):
 class GroupCoordinator:
     """Every group that has members. Each method decides at once; none leaves anything half done when it raises."""
 
-    def __init__(self, counts: Mapping[str, int] | None = None, last_generation: int = 0) -> None:
+    def __init__(
+        self, counts: Mapping[str, int] | None = None, last_generation: int = 0, max_members: int = MAX_MEMBERS
+    ) -> None:
         """Know the topics and how many partitions each has; generations start after `last_generation`."""
+        self._max_members = max_members
         self._counts = dict(counts or {})
         self._groups: dict[str, GroupMembership] = {}
         self._generation = last_generation  # of all groups: a group that comes back never gets a number again
@@ -59,7 +69,7 @@ class GroupCoordinator:
     ) -> MemberStanding:
         """Make it a member, in the place of any other of that id. A simple one holds its partitions at once.
 
-        Raises BadName, BadRequest, UnknownTopic.
+        Raises BadName, BadRequest, UnknownTopic, LimitReached.
         """
         if rebalance_timeout is None:
             rebalance_timeout = max(REBALANCE_TIMEOUT, session_timeout)
@@ -157,6 +167,10 @@ class GroupCoordinator:
         changed, self._changed = self._changed, set()
         return changed
 
+    def names(self) -> KeysView[str]:
+        """Return every group that has members."""
+        return self._groups.keys()
+
     def get(self, group: str) -> GroupMembership | None:
         """Return a group to look at, or None if it has no members."""
         return self._groups.get(group)
@@ -222,10 +236,10 @@ class GroupCoordinator:
             if topic not in self._counts:
                 raise UnknownTopic(check_name("topic", topic))
         known = self._groups.get(group)
-        if known is None and len(self._groups) >= MAX_GROUPS:
-            raise BadRequest(f"there are {MAX_GROUPS} groups with members, which is the most")
-        if known and member not in known.members and len(known.members) >= MAX_MEMBERS:
-            raise BadRequest(f"group {group!r} has {MAX_MEMBERS} members, which is the most")
+        if known and member not in known.members and len(known.members) >= self._max_members:
+            raise LimitReached(
+                f"group {group!r} has {len(known.members)} members", self._max_members, "QB_MAX_GROUP_MEMBERS"
+            )
 
 
 def _check_timeout(name: str, value: float, least: float) -> None:

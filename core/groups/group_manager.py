@@ -13,15 +13,19 @@ from qb.core.groups.declared_groups import DeclaredGroups
 from qb.core.groups.group_coordinator import SESSION_TIMEOUT, GroupCoordinator, MemberStanding
 from qb.core.groups.group_reports import GroupReport, describe_group, list_groups, partitions_of
 from qb.core.groups.rebalance import GroupPartition
+from qb.core.pacing import portions
 from qb.core.positions import resolve
+from qb.core.settings import ServerSettings
 from qb.core.wire.clock import now_ms
-from qb.core.wire.errors import BadRequest
+from qb.core.wire.errors import BadRequest, LimitReached
 from qb.core.wire.names import check_name
 from qb.storage.engine import Engine
 from qb.storage.faults import FIRST_DELAY, Faults
 
 _GENERATION = "groups/generation"
 _SAFETY = 1_000  # generations that a kill may have kept from being saved
+MAX_COMMITS = 10_000  # partitions that one commit names: they are stored in one step
+GROUPS_AT_ONCE = 20  # whose deadlines are looked at between two checkpoints
 
 
 class GroupCommit(msgspec.Struct, frozen=True, array_like=True):
@@ -35,13 +39,15 @@ class GroupCommit(msgspec.Struct, frozen=True, array_like=True):
 class GroupManager:
     """Every consumer group of the broker."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, settings: ServerSettings) -> None:
         self._engine = engine
+        self._most = settings.max_groups
         self._offsets = OffsetStore(engine.metadata)
         self._declared = DeclaredGroups(engine.metadata)
         saved = engine.metadata.get(_GENERATION)
         counts = {name: topic.partitions for name, topic in engine.topics().items()}
-        self._groups = GroupCoordinator(counts, saved.value + _SAFETY if saved else 0)
+        generation = saved.value + _SAFETY if saved else 0
+        self._groups = GroupCoordinator(counts, generation, settings.max_group_members)
         self._faults = Faults()
         self._changed = trio.Event()
 
@@ -54,9 +60,10 @@ class GroupManager:
             with trio.move_on_at(max(self._groups.next_deadline(), not_before)):
                 await self._changed.wait()
             self._changed = trio.Event()
-            for group in self._groups:
-                with self._faults.contained(f"the timeouts of group {group.name}"):
-                    self._groups.tick_group(group, trio.current_time())
+            async for some in portions(list(self._groups), GROUPS_AT_ONCE):
+                for group in some:
+                    with self._faults.contained(_timeouts(group.name)):
+                        self._groups.tick_group(group, trio.current_time())
 
     def topic_changed(self, topic: str, partitions: int) -> None:
         """A topic has so many partitions now; 0: it is deleted."""
@@ -80,7 +87,8 @@ class GroupManager:
         rebalance_timeout: float | None = None,
         simple: bool = False,
     ) -> MemberStanding:
-        """Make it a member. Raises BadName, BadRequest, UnknownTopic."""
+        """Make it a member. Raises BadName, BadRequest, UnknownTopic, LimitReached."""
+        self._check_room(group)
         standing = self._groups.join(
             group,
             member,
@@ -98,7 +106,7 @@ class GroupManager:
 
     async def heartbeat(self, group: str, member: str, generation: int | None = None) -> MemberStanding:
         """The member is alive. Raises UnknownGroup, UnknownMember, StaleGeneration."""
-        return self._noted(self._groups.heartbeat(group, member, trio.current_time(), generation))
+        return self._groups.heartbeat(group, member, trio.current_time(), generation)  # no deadline comes nearer
 
     async def leave(self, group: str, member: str) -> dict[str, Any]:
         """Remove the member and free its partitions. Raises UnknownGroup, UnknownMember."""
@@ -122,12 +130,17 @@ class GroupManager:
     ) -> dict[str, Any]:
         """Store how far the group has come; returns when it is durable. With a member, only what it holds.
 
-        Raises UnknownTopic, UnknownPartition, OffsetOutOfRange, UnknownMember, StaleGeneration.
+        Raises UnknownTopic, UnknownPartition, OffsetOutOfRange, UnknownMember, StaleGeneration, LimitReached, and
+        BadRequest for more than MAX_COMMITS.
         """
+        if len(offsets) > MAX_COMMITS:
+            raise BadRequest(
+                f"a commit names at most {MAX_COMMITS} partitions, not {len(offsets)}; send several of them"
+            )
+        self._check_room(group)
         commits = []
-        for topic, partition, offset in map(msgspec.structs.astuple, offsets):
-            log = self._engine.log(topic, partition)
-            commits.append(OffsetCommit(topic, partition, offset, log.first_offset, log.end_offset))
+        async for some in portions(offsets):
+            commits += [self._checked(each) for each in some]
         if (member is None) != (generation is None):
             raise BadRequest("a commit names both member and generation, or neither")
         if member is not None and generation is not None:
@@ -135,6 +148,21 @@ class GroupManager:
             self._groups.check_commit(group, member, generation, partitions)
         await self._offsets.commit(group, commits, now_ms())
         return {"committed": len(commits)}
+
+    def _checked(self, commit: GroupCommit) -> OffsetCommit:
+        log = self._engine.log(commit.topic, commit.partition)
+        return OffsetCommit(commit.topic, commit.partition, commit.offset, log.first_offset, log.end_offset)
+
+    def _check_room(self, group: str) -> None:
+        """Raises LimitReached if this would be one group too many."""
+        if any(group in names for names in (self._groups.names(), self._offsets.groups(), self._declared.groups())):
+            return
+        known = len(self._names())
+        if known >= self._most:
+            raise LimitReached(f"the broker has {known} groups", self._most, "QB_MAX_GROUPS")
+
+    def _names(self) -> set[str]:
+        return self._groups.names() | self._offsets.groups() | self._declared.groups()
 
     async def committed(self, group: str, topic: str | None = None) -> list[dict[str, Any]]:
         """Return what a group has committed, of all topics or of one."""
@@ -164,9 +192,10 @@ class GroupManager:
     async def declare(self, group: str, topic: str) -> int:
         """Declare a group for that topic before it has members or commits; returns when it was declared, in ms.
 
-        The same again changes nothing. Durable on return. Raises BadName, BadRequest, UnknownTopic.
+        The same again changes nothing. Durable on return. Raises BadName, UnknownTopic, LimitReached.
         """
         self._engine.log(topic, 0)
+        self._check_room(group)
         return await self._declared.declare(group, topic, now_ms())
 
     def check_known(self, group: str) -> None:
@@ -189,8 +218,7 @@ class GroupManager:
 
     def views(self) -> list[GroupReport]:
         """Return all about every group."""
-        names = {group.name for group in self._groups} | {*self._offsets.groups(), *self._declared.groups()}
-        return [self.view(name) for name in sorted(names)]
+        return [self.view(name) for name in sorted(self._names())]
 
     async def describe(self, group: str) -> Any:
         """Return members, assignment, committed, end and lag. Raises UnknownGroup."""
@@ -199,7 +227,8 @@ class GroupManager:
     def view(self, group: str) -> GroupReport:
         """The same, without waiting."""
         ends = self._ends(partitions_of(self._groups, self._offsets, group, self._declared_for(group)))
-        return describe_group(self._groups, self._offsets, group, ends, trio.current_time())
+        fault = self._faults.text(_timeouts(group))
+        return describe_group(self._groups, self._offsets, group, ends, trio.current_time(), fault)
 
     def _ends(self, partitions: Sequence[GroupPartition]) -> Mapping[GroupPartition, int]:
         topics = self._engine.topics()
@@ -217,3 +246,8 @@ class GroupManager:
         if group in self._offsets.groups():
             await self._offsets.delete_group(group)
         return {}
+
+
+def _timeouts(group: str) -> str:
+    """Return what a group's fault is noted under."""
+    return f"the timeouts of group {group}"

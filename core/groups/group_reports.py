@@ -54,6 +54,7 @@ class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     state: str
     generation: int
+    fault: str | None  # why its timeouts are not looked after, or None
     members: list[MemberReport]
     partitions: list[GroupPartitionReport]
 
@@ -81,7 +82,12 @@ def partitions_of(
 
 
 def describe_group(
-    groups: GroupCoordinator, offsets: OffsetStore, group: str, ends: Mapping[GroupPartition, int], now: float
+    groups: GroupCoordinator,
+    offsets: OffsetStore,
+    group: str,
+    ends: Mapping[GroupPartition, int],
+    now: float,
+    fault: str | None = None,
 ) -> GroupReport:
     """Return members, assignment, committed offsets and lag, given the ends of partitions_of(). Raises UnknownGroup."""
     known, committed = groups.get(group), offsets.of_group(group)
@@ -94,6 +100,7 @@ def describe_group(
         ],
         state=state_in_words(known),
         generation=known.generation if known else 0,
+        fault=fault,
         members=[_member(known, member, now) for _, member in sorted(known.members.items())] if known else [],
     )
 

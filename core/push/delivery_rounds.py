@@ -51,6 +51,9 @@ class DeliveryRounds:
     def __iter__(self) -> Iterator[ActiveSubscription]:
         return iter(list(self._active.values()))
 
+    def __len__(self) -> int:
+        return len(self._active)
+
     def get(self, name: str) -> ActiveSubscription | None:
         """Return a subscription in service."""
         return self._active.get(name)

@@ -16,11 +16,20 @@ from qb.core.push.active_subscription import ActiveSubscription
 from qb.core.push.dead_letters import DeadLetterReader, DeadLetterView, properties_of
 from qb.core.push.delivery_rounds import DeliveryRounds
 from qb.core.push.saved_subscriptions import all_keys, key_of, load, value_of
+from qb.core.settings import ServerSettings
 from qb.core.subscriptions.push_decisions import DeadLetterDecision
 from qb.core.subscriptions.subscription import Subscription
 from qb.core.subscriptions.subscription_options import SubscriptionOptions, parse_options
 from qb.core.wire.clock import now_ms
-from qb.core.wire.errors import BadName, BadRequest, SubscriptionExists, TopicInUse, UnknownSubscription, UnknownTopic
+from qb.core.wire.errors import (
+    BadName,
+    BadRequest,
+    LimitReached,
+    SubscriptionExists,
+    TopicInUse,
+    UnknownSubscription,
+    UnknownTopic,
+)
 from qb.core.wire.names import LONGEST, check_name, check_subscription
 from qb.storage.engine import Engine, PartitionLog
 
@@ -36,8 +45,9 @@ Store = Callable[[str, bytes, str | None, Mapping[str, str]], Awaitable[object]]
 class SubscriptionManager:
     """Every subscription of the broker."""
 
-    def __init__(self, engine: Engine, make_topic: MakeTopic, store: Store) -> None:
+    def __init__(self, engine: Engine, settings: ServerSettings, make_topic: MakeTopic, store: Store) -> None:
         self._engine = engine
+        self._most = settings.max_subscriptions
         self._make_topic = make_topic
         self._store = store
         self._dead_letters = DeadLetterReader(engine.metadata)
@@ -87,7 +97,7 @@ class SubscriptionManager:
     ) -> dict[str, Any]:
         """Make a subscription; returns when it is durable. The same one again is no error.
 
-        Raises BadName, BadRequest, UnknownTopic, SubscriptionExists if it exists and differs.
+        Raises BadName, BadRequest, UnknownTopic, LimitReached, SubscriptionExists if it exists and differs.
         """
         check_name("subscription", subscription_id)
         wanted = parse_options(options or {})
@@ -112,7 +122,14 @@ class SubscriptionManager:
         return self._summary(known)
 
     async def _add(self, active: ActiveSubscription) -> dict[str, Any]:
-        """Put a new one into service, durably; to be called with the lock held, so that its topic stays."""
+        """Put a new one into service, durably; to be called with the lock held, so that its topic stays.
+
+        Raises LimitReached.
+        """
+        if len(self.deliveries) >= self._most:
+            raise LimitReached(
+                f"the broker has {len(self.deliveries)} subscriptions", self._most, "QB_MAX_SUBSCRIPTIONS"
+            )
         with trio.CancelScope(shield=True):  # it is made as a whole, even if the caller is cancelled
             value = value_of(active.topic, active.created_ms, active.subscription.snapshot())
             await self._engine.metadata.put(key_of(active.name), value)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import trio
 
+from qb.core.groups.group_coordinator import GroupCoordinator
+from qb.core.pacing import MOST_AT_ONCE, counted
 from qb.core.wire.frames import MessageType as T
 from tests.support.waiting import until_true
 
@@ -75,3 +77,79 @@ async def test_commits_are_checked_durable_and_gone_with_their_topic(a_broker):
         assert [group["group"] for group in await peer.call("list_groups")] == ["g"]
         await peer.call("delete_topic", topic="a")
         assert await peer.call("committed_offsets", group="g") == []
+
+
+async def test_there_is_a_limit_to_groups_however_they_come_to_be_and_those_within_it_go_on(a_broker):
+    async with a_broker(max_groups=2, max_group_members=1) as connect:
+        peer = await a_topic(connect)
+        commit = {"offsets": [["a", 0, 0]]}
+        await peer.call("join_group", group="g", member="m1", topics=["a"])
+        await peer.call("commit_offsets", group="h", **commit)
+        assert await peer.call("commit_offsets", group="i", **commit) == "LIMIT_REACHED"
+        assert await peer.call("join_group", group="i", member="m1", topics=["a"]) == "LIMIT_REACHED"
+        assert await peer.call("join_group", group="g", member="m2", topics=["a"]) == "LIMIT_REACHED"
+        assert await peer.call("commit_offsets", group="g", **commit) == {"committed": 1}
+        await peer.call("delete_group", group="h")
+        assert await peer.call("commit_offsets", group="i", **commit) == {"committed": 1}
+
+
+async def test_a_commit_of_too_many_offsets_is_refused_and_the_largest_is_counted(a_broker):
+    async with a_broker() as connect:
+        peer = await a_topic(connect)
+        offsets = [["a", number % 4, 0] for number in range(10_000)]
+        with counted() as step:
+            assert await peer.call("commit_offsets", group="g", offsets=offsets) == {"committed": 10_000}
+        assert 0 < step.most <= MOST_AT_ONCE
+        assert await peer.call("commit_offsets", group="g", offsets=[*offsets, ["a", 0, 0]]) == "BAD_REQUEST"
+
+
+async def test_a_heartbeat_does_not_look_at_the_other_members(a_broker, monkeypatch):
+    looked = []
+    next_deadline = GroupCoordinator.next_deadline
+    monkeypatch.setattr(GroupCoordinator, "next_deadline", lambda self: looked.append(1) or next_deadline(self))
+    async with a_broker() as connect:
+        peer = await a_topic(connect)
+        joined = await peer.call("join_group", group="g", member="m1", topics=["a"], session_timeout=60)
+        before = len(looked)
+        for _ in range(20):
+            await peer.call("heartbeat_group", group="g", member="m1", generation=joined["generation"])
+        assert len(looked) <= before + 1
+
+
+async def test_a_group_whose_timeouts_fail_says_so_until_they_work_again(a_broker, monkeypatch):
+    tick_group, broken = GroupCoordinator.tick_group, [True]
+
+    def tick(self, group, now):
+        if broken:
+            raise RuntimeError("a bug")
+        return tick_group(self, group, now)
+
+    monkeypatch.setattr(GroupCoordinator, "tick_group", tick)
+    async with a_broker() as connect:
+        peer = await a_topic(connect)
+        await peer.call("join_group", group="g", member="m1", topics=["a"])
+
+        async def fault():
+            return (await peer.call("describe_group", group="g"))["fault"]
+
+        async def is_told():
+            return "internal error (RuntimeError)" in (await fault() or "")
+
+        async def is_well():
+            return await fault() is None
+
+        await until_true(is_told)
+        broken.clear()
+        await peer.call("join_group", group="h", member="m1", topics=["a"])  # all groups are looked at again
+        await until_true(is_well)
+
+
+async def test_there_is_a_limit_to_subscriptions_and_those_within_it_go_on(a_broker):
+    async with a_broker(max_subscriptions=1) as connect:
+        peer = await a_topic(connect)
+        await peer.call("create_subscription", subscription_id="s", topic="a")
+        assert await peer.call("create_subscription", subscription_id="t", topic="a") == "LIMIT_REACHED"
+        assert await peer.call("fork", subscription_id="s", new_id="t") == "LIMIT_REACHED"
+        assert (await peer.call("create_subscription", subscription_id="s", topic="a"))["subscription_id"] == "s"
+        await peer.call("delete_subscription", subscription_id="s")
+        assert (await peer.call("create_subscription", subscription_id="t", topic="a"))["subscription_id"] == "t"

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qb.core.groups import group_coordinator as module
 from qb.core.groups.committed_offsets import CommittedOffset
 from qb.core.groups.group_coordinator import GroupCoordinator
 from qb.core.groups.group_reports import describe_group, list_groups, partitions_of
@@ -17,6 +16,7 @@ from qb.core.wire.errors import (
     BadName,
     BadRequest,
     GroupInUse,
+    LimitReached,
     StaleGeneration,
     UnknownGroup,
     UnknownMember,
@@ -433,16 +433,13 @@ def test_bad_joins_are_refused_by_name(groups):
     assert list(groups) == []
 
 
-def test_there_is_a_limit_to_members_and_to_groups(groups, monkeypatch):
-    monkeypatch.setattr(module, "MAX_MEMBERS", 2)
-    monkeypatch.setattr(module, "MAX_GROUPS", 1)
+def test_there_is_a_limit_to_members_that_names_its_setting():
+    groups = GroupCoordinator({"orders": 4}, max_members=2)
     join(groups, "a")
     join(groups, "b")
     join(groups, "b")
-    with pytest.raises(BadRequest, match="2 members"):
+    with pytest.raises(LimitReached, match=r"group 'g' has 2 members: the limit is 2 \(QB_MAX_GROUP_MEMBERS\)"):
         join(groups, "c")
-    with pytest.raises(BadRequest, match="1 groups"):
-        groups.join("h", "a", ["orders"], 0)
 
 
 def test_leaving_twice_is_told(groups):
