@@ -21,7 +21,7 @@ from qb.cli.parser import UsageAnswer, parse
 from qb.clients.protocol.client_errors import QBError
 from qb.core.settings import DEBUG, SettingsError, load
 
-NOBODY_READS = 141  # as if SIGPIPE had ended us, like other tools in a pipe
+OUTPUT_CLOSED = 141  # as if SIGPIPE had ended us, like other tools in a pipe
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,9 +66,9 @@ def _print(outcome: Outcome, *, as_json: bool, raw: bool) -> int:
 
 
 def _leave_quietly() -> int:
-    """Return the exit code when whoever read our output has gone: that is no failure of ours."""
+    """Return the exit code when our output is not read any more: that is no failure of ours."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
-    return NOBODY_READS
+    return OUTPUT_CLOSED
 
 
 def _report_fault(error: Exception) -> int:

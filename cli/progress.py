@@ -1,4 +1,4 @@
-"""A bar with a rate while somebody watches."""
+"""A progress bar with a rate, on a terminal."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client does when nobody tells it otherwise."""
+    """The defaults of the command line's client."""
 
     request_timeout: Annotated[
         float, Setting("QB_REQUEST_TIMEOUT", SECONDS.within(0.001), "how long a request waits for its answer")

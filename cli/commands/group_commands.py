@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from qb.cli.command import Command, Outcome, broker, counted, no_arguments, of_kind
-from qb.cli.commands.subscription_commands import PLACE, place
+from qb.cli.commands.subscription_commands import POSITION, position
 from qb.core.wire.value_kinds import INTEGER
 
 
@@ -27,7 +27,7 @@ def _describe(args: argparse.Namespace) -> Outcome:
 def _reset_arguments(parser: argparse.ArgumentParser) -> None:
     _group(parser)
     parser.add_argument("topic", metavar="TOPIC")
-    parser.add_argument("--to", metavar="PLACE", type=place, required=True, help=PLACE)
+    parser.add_argument("--to", metavar="POSITION", type=position, required=True, help=POSITION)
     parser.add_argument("--partition", metavar="N", type=of_kind(INTEGER.within(0)), help="only this one (all)")
 
 

@@ -16,7 +16,7 @@ from threading import Thread
 from typing import Any
 
 from qb.cli.command import Command, CommandFailed, Outcome, UsageError, broker, of_kind
-from qb.cli.commands.subscription_commands import PLACE, place
+from qb.cli.commands.subscription_commands import POSITION, position
 from qb.cli.message_output import show_message
 from qb.cli.output import log_to_standard_error
 from qb.clients.blocking.client import BrokerClient
@@ -58,7 +58,9 @@ def _join(args: argparse.Namespace) -> Outcome:
 
 def _subscribe_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("topic", metavar="TOPIC")
-    parser.add_argument("--offset", metavar="PLACE", type=place, default=0, help=f"where to begin: {PLACE} (0)")
+    parser.add_argument(
+        "--offset", metavar="POSITION", type=position, default=0, help=f"where to begin: {POSITION} (0)"
+    )
     _receive_arguments(parser)
 
 
@@ -69,7 +71,7 @@ def _subscribe(args: argparse.Namespace) -> Outcome:
 
 
 def _receive(count: int | None, handle: Callable[[Message], None], join: Callable[[Any], Subscriber]) -> None:
-    """Handle messages until `count` of them were, or for ever. Raises BrokenPipeError when nobody reads them."""
+    """Handle messages until `count` of them were, or for ever. Raises BrokenPipeError when the output is not read."""
     handled, enough, unread = 0, threading.Event(), threading.Event()
 
     def handler(message: Message) -> None:
@@ -145,16 +147,16 @@ def _tail(args: argparse.Namespace) -> Outcome:
     return Outcome(None)
 
 
-def _follow(client: BrokerClient, topic: str, partition: int, tell: Callable[[Message | Exception], None]) -> None:
+def _follow(client: BrokerClient, topic: str, partition: int, notify: Callable[[Message | Exception], None]) -> None:
     try:
         offset: int = client.offsets(topic, partition).next
         while True:
             messages = client.fetch(topic, partition, offset, max_wait=FETCH_WAIT)
             offset = messages.next_offset
             for message in messages:
-                tell(message)
-    except Exception as error:  # for whoever shows the messages; at the end, that nobody is connected any more
-        tell(error)
+                notify(message)
+    except Exception as error:  # is shown by the caller; at the end it says that the connection was closed
+        notify(error)
 
 
 def _next(arrived: SimpleQueue[Message | Exception]) -> Message | Exception:

@@ -10,11 +10,11 @@ from qb.cli.command import Command, Outcome, broker, counted, of_kind
 from qb.core.wire.value_kinds import INTEGER, SECONDS
 from qb.core.wire.whole_numbers import whole_number
 
-PLACE = "an offset, earliest, latest, or a time such as 2026-01-31T12:00:00Z"
+POSITION = "an offset, earliest, latest, or a time such as 2026-01-31T12:00:00Z"
 
 
-def place(text: str) -> int | str:
-    """Return a place in a topic as the broker takes it, which knows words and times."""
+def position(text: str) -> int | str:
+    """Return a position in a topic as the broker takes it, which knows words and times."""
     number = whole_number(text)
     return text if number is None else number
 
@@ -26,7 +26,9 @@ def _subscription(parser: argparse.ArgumentParser) -> None:
 def _create_arguments(parser: argparse.ArgumentParser) -> None:
     _subscription(parser)
     parser.add_argument("topic", metavar="TOPIC")
-    parser.add_argument("--offset", metavar="PLACE", type=place, default=0, help=f"where to begin: {PLACE} (0)")
+    parser.add_argument(
+        "--offset", metavar="POSITION", type=position, default=0, help=f"where to begin: {POSITION} (0)"
+    )
     parser.add_argument("--mode", choices=["shared", "key_shared", "exclusive", "failover"], help="(shared)")
     parser.add_argument(
         "--ack-deadline", metavar="SECONDS", type=of_kind(SECONDS), help="redeliver what is not acked by then (30)"
@@ -76,7 +78,7 @@ def _describe(args: argparse.Namespace) -> Outcome:
 
 def _seek_arguments(parser: argparse.ArgumentParser) -> None:
     _subscription(parser)
-    parser.add_argument("to", metavar="PLACE", type=place, help=PLACE)
+    parser.add_argument("to", metavar="POSITION", type=position, help=POSITION)
     parser.add_argument("--partition", metavar="N", type=of_kind(INTEGER.within(0)), help="only this one (all)")
 
 
