@@ -25,9 +25,13 @@ class OpenStages:
         self._engine = engine
         self._settings = settings
         self._used: dict[str, float] = {}
+        self._beginning = 0  # stages that are being made
 
     def __iter__(self) -> Iterator[StageLog]:
         return iter([self._engine.stages()[stage_id] for stage_id in self._used])
+
+    def __contains__(self, stage_id: str) -> bool:
+        return stage_id in self._used
 
     def get(self, stage_id: str) -> StageLog:
         """Return an open stage. Raises UnknownStage."""
@@ -42,11 +46,16 @@ class OpenStages:
         """Return for how many seconds a stage has not been used."""
         return trio.current_time() - self._used[stage.stage_id]
 
-    def check_room(self) -> None:
-        """Raises LimitReached if there may not be one stage more."""
+    async def begin(self, transaction: str, number: int | None) -> StageLog:
+        """Make a stage, durably; it takes messages after open(). Raises LimitReached, DiskFull, Internal."""
         most = self._settings.max_open_stages
-        if len(self._used) >= most:
+        if len(self._used) + self._beginning >= most:
             raise LimitReached("no more stages can be opened now; commit or abort some", most, "QB_MAX_OPEN_STAGES")
+        self._beginning += 1
+        try:
+            return await self._engine.begin_stage(transaction, number)
+        finally:
+            self._beginning -= 1
 
     def open(self, stage_ids: Iterable[str]) -> None:
         """Take messages for these from now on."""

@@ -14,6 +14,7 @@ from math import inf
 import msgspec
 import trio
 
+from qb.core.pacing import spend
 from qb.core.transactions.open_stages import OpenStages
 from qb.core.transactions.remembered_transactions import RememberedTransactions
 from qb.core.transactions.stage_copy import Append, StageCopy
@@ -32,6 +33,7 @@ from qb.storage.stages.transaction_records import (
 )
 
 logger = logging.getLogger(__name__)
+MOST_STAGES = 10_000  # that one commit names: they are checked in one step of the event loop
 SPARE_BYTES = 16 * 2**20  # that a commit leaves on the disk
 
 
@@ -123,6 +125,8 @@ class TransactionCommits:
         """
         if (known := self._replay(transaction, number)) is not None:
             return known
+        if len(stages) > MOST_STAGES:
+            raise BadRequest(f"a commit can name {MOST_STAGES} stages, not {len(stages)}: put more messages into each")
         request = TransactionRequest(transaction, number, stages)
         self._commits.append(request)
         self._requested.set()
@@ -161,6 +165,7 @@ class TransactionCommits:
         if request.transaction in self._unfinished:
             raise PartitionHeld(str(self._unfinished[request.transaction].reason))
         self._remembered.check_room(request.transaction)
+        spend(len(request.stages))
         stages = [self._opened.get(named.stage) for named in request.stages]
         if len({stage.stage_id for stage in stages}) < len(stages):
             raise BadRequest("a commit must name each stage once")

@@ -10,6 +10,7 @@ from typing import Any
 
 import trio
 
+from qb.core.pacing import portions
 from qb.core.settings import ServerSettings
 from qb.core.transactions.open_stages import Answer, OpenStages
 from qb.core.transactions.remembered_transactions import RememberedTransactions
@@ -64,8 +65,7 @@ class TransactionManager:
         """
         if not self._remembered.is_decided(transaction, number):
             self._remembered.check_room(transaction)
-            self._opened.check_room()
-            stage = await self._engine.begin_stage(transaction, number)
+            stage = await self._opened.begin(transaction, number)
             if not self._remembered.is_decided(transaction, number):
                 self._opened.open([stage.stage_id])
                 return {"committed": False, "stage": stage.stage_id}
@@ -95,9 +95,12 @@ class TransactionManager:
 
     async def list_all(self) -> dict[str, Any]:
         """Return the open stages, what is being copied, and how many transactions are known to be committed."""
+        stages: list[dict[str, Any]] = []
+        async for portion in portions(self._opened):
+            stages += [self._describe(stage) for stage in portion if stage.stage_id in self._opened]
         unfinished = self._commits.unfinished
         return {
-            "stages": [self._describe(stage) for stage in self._opened],
+            "stages": stages,
             "committing": [each.decision.transaction for each in unfinished],
             "unfinished": [each.describe() for each in unfinished if each.reason],
             "committed": len(self._remembered) - len(unfinished),

@@ -262,3 +262,25 @@ async def test_no_more_stages_are_open_than_the_settings_allow(a_broker):
         assert await peer.call("begin_transaction", transaction="z") == "LIMIT_REACHED"
         await peer.call("abort_transaction", transaction="x")
         await begin(peer, "z")
+
+
+async def test_stages_that_are_begun_at_once_count_against_the_limit(a_broker):
+    async with a_broker(max_open_stages=2) as connect:
+        answers: list[Any] = []
+
+        async def ask(peer: TrioPeer, name: str) -> None:
+            answers.append(await peer.call("begin_transaction", transaction=name))
+
+        peers = [await connect() for _ in range(5)]
+        async with trio.open_nursery() as nursery:
+            for number, peer in enumerate(peers):
+                nursery.start_soon(ask, peer, f"x{number}")
+        assert answers.count("LIMIT_REACHED") == 3
+
+
+async def test_a_commit_that_names_too_many_stages_is_refused_at_once(a_broker, monkeypatch):
+    monkeypatch.setattr("qb.core.transactions.transaction_commits.MOST_STAGES", 1)
+    async with a_broker() as connect:
+        peer, stage = await staged(connect)
+        assert await commit(peer, "x", stage, stage) == "BAD_REQUEST"
+        assert (await commit(peer, "x", stage))["messages"] == 1
