@@ -129,7 +129,7 @@ class Peers:
         self._budget = InputBudget(broker.settings.server.max_unfinished_bytes, broker.settings.server.frame_deadline)
         self._briefs = brief_scopes()
         self._faults = Faults()
-        self._readiness = SocketPoll(broker.engine.commit_step) if AVAILABLE else None
+        self._readiness = SocketPoll(broker.engine.commit_step, self._budget.is_tight) if AVAILABLE else None
 
     def __len__(self) -> int:
         return len(self._sessions)

@@ -18,6 +18,7 @@ import trio
 
 RECEIVE_BYTES = 524_288  # that are received before they are handed over
 ROOM = 262_144  # that each of several peers finds at least
+TIGHT_BYTES = 16_384  # that are received of each while peers hold as much as they may
 STEP_BYTES = 2_097_152  # received in one step; then others have their turn
 AVAILABLE = hasattr(select, "epoll")
 AT_ONCE = 256  # sockets that are read at one look
@@ -44,10 +45,18 @@ Ready = Sequence[tuple[int, int]]  # descriptors and what epoll says of them
 class SocketPoll:
     """Sockets, and who takes what is received from them. All methods belong to the event loop."""
 
-    def __init__(self, together: Callable[[bool], AbstractContextManager[PollStep | None]] = _apart) -> None:
-        """`together` is entered around the calls of one step; it is told whether only one peer is ready."""
+    def __init__(
+        self,
+        together: Callable[[bool], AbstractContextManager[PollStep | None]] = _apart,
+        is_tight: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`together` is entered around the calls of one step; it is told whether only one peer is ready.
+
+        `is_tight` says whether peers hold so much that little should be received of each.
+        """
         self._epoll = select.epoll()
         self._together = together
+        self._is_tight = is_tight
         self._attended: dict[int, tuple[socket.socket, Take]] = {}
         self._behind: list[tuple[int, int]] = []  # those who were ready when others had brought enough for a step
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
@@ -109,9 +118,10 @@ class SocketPoll:
         """Yield what has come, as much at a time as there is room for."""
         received: list[tuple[int, memoryview]] = []
         room = self._buffer
+        most = TIGHT_BYTES if self._is_tight() else 0
         for number, _ in ready:
             attended = self._attended.get(number)
-            size = None if attended is None else receive_into(attended[0], room)
+            size = None if attended is None else receive_into(attended[0], room, most)
             if size is None:
                 continue
             received.append((number, room[:size]))
@@ -132,10 +142,13 @@ class SocketPoll:
         return ()
 
 
-def receive_into(sock: socket.socket, room: memoryview) -> int | None:
-    """Return how much has come from a peer: 0 if it has gone, None if nothing has come yet."""
+def receive_into(sock: socket.socket, room: memoryview, most: int = 0) -> int | None:
+    """Return how much has come from a peer: 0 if it has gone, None if nothing has come yet.
+
+    At most so many bytes are received, for which there must be room; 0: as many as there is room for.
+    """
     try:
-        return sock.recv_into(room)
+        return sock.recv_into(room, most)
     except (BlockingIOError, InterruptedError):
         return None
     except OSError:

@@ -7,6 +7,8 @@ How a door uses it (every transport has an `unfinished`):
 - Whenever it has taken apart what was received, it calls `transport.unfinished.hold(size, anew)`: `size` bytes wait for
   the rest; `anew` if something whole (a frame, a line, a request head) was taken since the last call, so that what
   waits is the beginning of another one. With `size` 0 nothing waits. A door that hands bytes on as they come holds 0.
+- Bytes that are whole and wait for the broker cannot be held against the peer. A door that keeps many of them calls
+  `transport.unfinished.postpone(size)`: when there is much of that, peers are read in small pieces.
 
 The transport ends it when it is closed.
 """
@@ -29,7 +31,12 @@ class InputBudget:
         self.limit = limit
         self.deadline = deadline
         self.held = 0
+        self.postponed = 0
         self._waiting: dict[UnfinishedInput, None] = {}  # the one that began first comes first
+
+    def is_tight(self) -> bool:
+        """Say whether peers together hold so much that little should be read of each."""
+        return self.held + self.postponed > self.limit
 
     def look(self, now: float) -> None:
         """Called now and then: refuse peers whose time is over. Only differences of `now` matter."""
@@ -71,6 +78,7 @@ class UnfinishedInput:
         self.began: float | None = None  # when what waits began to come; known from the next look on
         self._budget = budget
         self._size = 0
+        self._postponed = 0
         self._is_known = False  # has it sent anything whole?
         self._ended = False
 
@@ -86,6 +94,11 @@ class UnfinishedInput:
         self._size = size
         self._budget.account(self, size, size if self._is_known else max(0, size - FREE), anew)
 
+    def postpone(self, size: int) -> None:
+        """Now `size` bytes of whole frames, lines or requests wait for the broker to handle them."""
+        self._budget.postponed += size - self._postponed
+        self._postponed = size
+
     def end(self, error: BrokerError) -> None:
         """Hold nothing any more, and refuse the peer."""
         self.close()
@@ -93,5 +106,6 @@ class UnfinishedInput:
 
     def close(self) -> None:
         """Hold nothing any more."""
+        self.postpone(0)
         self.hold(0, anew=False)
         self._ended = True

@@ -173,8 +173,9 @@ class Session:
         """Handle what has been received, as far as that is possible now; what is not whole yet is accounted for."""
         before = self._events
         wait = self._handle_events()
-        unfinished = self._connection.unread if wait is None else 0  # else it is whole frames that wait for us
-        self._transport.unfinished.hold(unfinished, anew=self._events != before)
+        unread, unfinished = self._connection.unread, self._transport.unfinished
+        unfinished.hold(unread if wait is None else 0, anew=self._events != before)
+        unfinished.postpone(unread if wait is not None else 0)
         return wait
 
     def _handle_events(self) -> Wait | None:

@@ -101,3 +101,18 @@ def test_a_peer_that_has_gone_holds_nothing(budget):
     budget.look(0)
     budget.look(100)
     assert peer.refused is None
+
+
+def test_whole_input_that_waits_for_the_broker_is_refused_to_no_peer_but_little_is_read_then(budget):
+    peers = [SendingPeer(budget) for _ in range(3)]
+    for peer in peers[:2]:
+        peer.input.postpone(500)
+    assert not budget.is_tight()
+    peers[2].input.postpone(1)
+    assert budget.is_tight()
+    assert [peer.refused for peer in peers] == [None] * 3
+    peers[0].input.postpone(0)
+    assert not budget.is_tight()
+    peers[1].input.close()
+    peers[2].input.close()
+    assert budget.postponed == 0
