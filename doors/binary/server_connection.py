@@ -237,7 +237,7 @@ class ServerConnection:
             return AppendRun(frame, (0,), first_offset, producer_id, first_number)
         stop = offset + limit if limit else -1
         publish, data, patch, latest = PUBLISH, DATA, TYPE_AND_SEQUENCE.pack_into, LATEST_MS
-        expected = first_number
+        expected, routes, same = first_number, self._routes, route[:2]
         head = _head_with_properties(length)
         unpack, size = head.unpack_from, head.size
         known = unpack(buffer, at)[5]
@@ -251,14 +251,19 @@ class ServerConnection:
             total, kind, number, timestamp, properties_length, properties, body_length = unpack(buffer, at)
             if kind != publish or number != expected or total > end - at or offset == stop:
                 break
-            if properties != known or properties_length != length:
-                # Other properties: still the same run if they have the same route.
-                if not self._joins(at, total, route, by_key):
+            if properties_length != length:
+                if properties_length > min(total - OVERHEAD, MAX_PROPERTIES):
                     break
                 length = properties_length
                 head = _head_with_properties(length)
                 unpack, size = head.unpack_from, head.size
-                _, _, _, _, _, known, body_length = unpack(buffer, at)
+                _, _, _, _, _, properties, body_length = unpack(buffer, at)
+            if properties != known:
+                # Still the same run if they have the same route.
+                other = routes.get(properties) or self._route_or_none(properties)
+                if other is None or other[:2] != same or (by_key and other.key != route.key):
+                    break
+                known = properties
             if total != size + body_length or body_length > max_body:
                 break  # next_event() finds the words for it
             if timestamp:
@@ -285,17 +290,12 @@ class ServerConnection:
         del buffer[end:]
         return buffer
 
-    def _joins(self, at: int, total: int, route: Route, by_key: bool) -> bool:
-        """Does the whole PUBLISH frame at `at` belong to a run that goes to `route`?"""
-        (length,) = LENGTH.unpack_from(self._unread, at + HEAD.size - LENGTH.size)
-        if length > min(total - OVERHEAD, MAX_PROPERTIES):
-            return False
-        encoded = bytes(self._unread[at + HEAD.size : at + HEAD.size + length])
+    def _route_or_none(self, encoded: bytes) -> Route | None:
+        """Return where a PUBLISH with these properties wants to go; None if next_event() has to refuse it."""
         try:
-            other = self._route_of(encoded)
+            return self._route_of(encoded)
         except (BadRequest, PeerMisbehaved):
-            return False
-        return other[:2] == route[:2] and (not by_key or other.key == route.key)
+            return None
 
     def skip_run(self, route: Route) -> int:
         """Pass over the run that take_run() would return; returns how many frames it had."""
