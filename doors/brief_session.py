@@ -1,4 +1,4 @@
-"""A peer for whom there is no place: it is answered if it asks for something urgent, else told why it is refused."""
+"""A peer for which there is no slot: an urgent request of it is answered, any other is refused with the reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import trio
 
 from qb.doors.transport import Transport
 
-PLACES = 16  # beyond all limits; with one more, the oldest makes way
+SLOTS = 16  # beyond all limits; with one more, the oldest makes way
 SECONDS = 5.0  # that such a peer is served
 
 BriefScopes = deque[trio.CancelScope]
@@ -17,7 +17,7 @@ BriefScopes = deque[trio.CancelScope]
 
 def brief_scopes() -> BriefScopes:
     """Return what the brief sessions of one broker share."""
-    return deque(maxlen=PLACES)
+    return deque(maxlen=SLOTS)
 
 
 class BriefSession:
@@ -40,9 +40,9 @@ class BriefSession:
         self._scope = trio.CancelScope()
 
     async def run(self) -> None:
-        """Serve the peer or refuse it; ends early when others need the place."""
+        """Serve the peer or refuse it; ends early when others need the slot."""
         self._scope.deadline = trio.current_time() + SECONDS
-        if len(self._others) == PLACES:
+        if len(self._others) == SLOTS:
             self._others[0].cancel()
         self._others.append(self._scope)
         try:

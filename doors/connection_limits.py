@@ -1,7 +1,7 @@
-"""How many connections there may be: in all, by door and by address. Pure: addresses in, places out.
+"""How many connections there may be: in all, by door and by address. Pure: addresses in, slots out.
 
-The last few places are for loopback alone, so that the operator's own client gets in when others have taken the rest.
-A door with something urgent to answer (`/health`) has a few brief places beyond all limits but that of an address.
+The last few slots are for loopback alone, so that the operator's own client gets in when others have taken the rest.
+A door with something urgent to answer (`/health`) has a few brief slots beyond all limits but that of an address.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from qb.core.wire.errors import TooManyConnections
 
-RESERVED = 16  # places for loopback, but never more than a tenth of all
+RESERVED = 16  # slots for loopback, but never more than a tenth of all
 
 
-class Place(NamedTuple):
+class ConnectionSlot(NamedTuple):
     """What a connection has been given."""
 
     door: str
@@ -40,10 +40,10 @@ class ConnectionLimits:
         self._doors: Counter[str] = Counter()
         self._addresses: Counter[str] = Counter()
 
-    def admit(self, door: str, host: str, *, has_urgent: bool = False) -> Place:
-        """Return a place for a peer from that address. Raises TooManyConnections.
+    def admit(self, door: str, host: str, *, has_urgent: bool = False) -> ConnectionSlot:
+        """Return a slot for a peer from that address. Raises TooManyConnections.
 
-        A door that `has_urgent` requests gets a place with a refusal instead, for those requests alone.
+        A door that `has_urgent` requests gets a slot with a refusal instead, for those requests alone.
         """
         address, is_loopback = _source(host)
         self._check_address(address, is_loopback)
@@ -54,21 +54,21 @@ class ConnectionLimits:
             if not has_urgent:
                 raise
             refusal = error
-        place = Place(door, address, refusal)
-        self._note(place, 1)
-        return place
+        slot = ConnectionSlot(door, address, refusal)
+        self._note(slot, 1)
+        return slot
 
-    def leave(self, place: Place) -> None:
+    def leave(self, slot: ConnectionSlot) -> None:
         """A connection has ended."""
-        self._note(place, -1)
+        self._note(slot, -1)
 
-    def _note(self, place: Place, change: int) -> None:
-        self._addresses[place.address] += change
-        if not self._addresses[place.address]:
-            del self._addresses[place.address]
-        if place.refusal is None:
+    def _note(self, slot: ConnectionSlot, change: int) -> None:
+        self._addresses[slot.address] += change
+        if not self._addresses[slot.address]:
+            del self._addresses[slot.address]
+        if slot.refusal is None:
             self.count += change
-            self._doors[place.door] += change
+            self._doors[slot.door] += change
 
     def _check_address(self, address: str, is_loopback: bool) -> None:
         most = self._per_address or (self._total if is_loopback else max(1, self._total // 10))

@@ -19,7 +19,7 @@ from qb.core.wire.errors import BrokerError, TooManyConnections
 from qb.doors.binary.replies import refusal
 from qb.doors.binary.session import Session
 from qb.doors.brief_session import BriefSession, brief_scopes
-from qb.doors.connection_limits import ConnectionLimits, Place
+from qb.doors.connection_limits import ConnectionLimits, ConnectionSlot
 from qb.doors.socket_poll import AVAILABLE, SocketPoll
 from qb.doors.transport import Transport
 from qb.doors.unfinished_input import InputBudget
@@ -69,7 +69,7 @@ class Door(Protocol):
     """A way to speak with the broker."""
 
     name: str  # one word: how its connections are counted
-    urgent: bytes  # how a request begins that is answered even if there is no place; b"": none is
+    urgent: bytes  # how a request begins that is answered even if there is no slot; b"": none is
 
     def open(self, transport: Transport, address: str) -> PeerSession:
         """Return the session of a peer that has come."""
@@ -106,7 +106,7 @@ class ListeningDoor(NamedTuple):
         return ", ".join("{}:{}".format(*listener.getsockname()[:2]) for listener in self.listeners)
 
     def close(self) -> None:
-        """Let nobody in any more: who comes now is told so at once, and does not wait for an answer."""
+        """Accept no more connections: a peer that connects now is refused at once and does not wait for an answer."""
         for listener in self.listeners:
             listener.close()
 
@@ -153,17 +153,17 @@ class Peers:
     def _welcome(self, sock: socket.socket, host: str, port: int, door: Door, sessions: trio.Nursery) -> None:
         transport, address = Transport(sock, self._readiness, self._budget), f"{host}:{port}"
         try:
-            place = self._limits.admit(door.name, host, has_urgent=bool(door.urgent))
+            slot = self._limits.admit(door.name, host, has_urgent=bool(door.urgent))
         except TooManyConnections as error:
             transport.send(self._refusal(door, address, error))
             transport.close()
             return
         session = (
             door.open(transport, address)
-            if place.refusal is None
-            else self._brief(transport, door, address, place.refusal)
+            if slot.refusal is None
+            else self._brief(transport, door, address, slot.refusal)
         )
-        sessions.start_soon(self._serve, session, place)
+        sessions.start_soon(self._serve, session, slot)
 
     def _refusal(self, door: Door, address: str, error: TooManyConnections) -> bytes:
         self._broker.metrics.connections_refused[door.name] += 1
@@ -176,18 +176,18 @@ class Peers:
 
         return BriefSession(transport, door.urgent, serve, partial(self._refusal, door, address, error), self._briefs)
 
-    async def _serve(self, session: PeerSession, place: Place) -> None:
+    async def _serve(self, session: PeerSession, slot: ConnectionSlot) -> None:
         self._sessions.add(session)
         self._broker.connections += 1
-        self._broker.metrics.connections[place.door] += 1
-        self._broker.metrics.connections_accepted[place.door] += place.refusal is None
+        self._broker.metrics.connections[slot.door] += 1
+        self._broker.metrics.connections_accepted[slot.door] += slot.refusal is None
         try:
-            with Faults().contained(f"a session of {place.door}"):
+            with Faults().contained(f"a session of {slot.door}"):
                 await session.run()
         finally:
-            self._limits.leave(place)
+            self._limits.leave(slot)
             self._broker.connections -= 1
-            self._broker.metrics.connections[place.door] -= 1
+            self._broker.metrics.connections[slot.door] -= 1
             self._sessions.discard(session)
 
     async def hear(self) -> None:

@@ -1,8 +1,8 @@
-"""What peers have to say: one look at all of them, in one step of the event loop.
+"""One poll of all peers' sockets, in one step of the event loop.
 
 A task that waits for one socket costs trio a change of its registration and a change of tasks for each request. Here
-sockets stay registered. Of all that can be read what has come is received first, and handed over then: system calls in
-a row, and our own work in a row, are each quicker than both in turn. Where there is no epoll, each waits for itself.
+sockets stay registered. All that can be read is received first, and handed over then: system calls in a row, and our
+own work in a row, are each quicker than both in turn. Where there is no epoll, each session waits for its own socket.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ ROOM = 262_144  # that each of several peers finds at least
 TIGHT_BYTES = 16_384  # that are received of each while peers hold as much as they may
 STEP_BYTES = 2_097_152  # received in one step; then others have their turn
 AVAILABLE = hasattr(select, "epoll")
-AT_ONCE = 256  # sockets that are read at one look
-# Seconds in which somebody who publishes one at a time may be expected to come again. After one who did, we do not fall
-# asleep at once: to be woken takes about as long as all of our own work on a lone publish.
+AT_ONCE = 256  # sockets that are read after one poll
+# Seconds within which a peer that publishes one message at a time is expected to send the next. After such a publish
+# the event loop does not sleep at once: waking it takes about as long as all of our own work on a lone publish.
 AWAKE = 0.0005
-LOOKS = 32  # for them while we are awake, between two turns of others: together they take about as long as a turn
+LOOKS = 32  # polls while it is awake, between two turns of other tasks: they take about as long as a turn
 
 
 class PollStep(Protocol):
@@ -43,22 +43,22 @@ Ready = Sequence[tuple[int, int]]  # descriptors and what epoll says of them
 
 
 class SocketPoll:
-    """Sockets, and who takes what is received from them. All methods belong to the event loop."""
+    """Sockets, and the callbacks that take what is received from them. All methods belong to the event loop."""
 
     def __init__(
         self,
-        together: Callable[[bool], AbstractContextManager[PollStep | None]] = _apart,
+        commit_step: Callable[[bool], AbstractContextManager[PollStep | None]] = _apart,
         is_tight: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`together` is entered around the calls of one step; it is told whether only one peer is ready.
+        """`commit_step` is entered around the calls of one step, with whether only one peer is ready.
 
         `is_tight` says whether peers hold so much that little should be received of each.
         """
         self._epoll = select.epoll()
-        self._together = together
+        self._commit_step = commit_step
         self._is_tight = is_tight
         self._attended: dict[int, tuple[socket.socket, Take]] = {}
-        self._behind: list[tuple[int, int]] = []  # those who were ready when others had brought enough for a step
+        self._behind: list[tuple[int, int]] = []  # ready when others had brought enough for a step
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
 
     def add(self, sock: socket.socket, take: Take) -> None:
@@ -89,12 +89,12 @@ class SocketPoll:
         if self._behind:
             waiting, self._behind = self._behind, []
             ready = [*waiting, *(each for each in ready if each not in waiting)]
-        with self._together(len(ready) == 1) as step:
+        with self._commit_step(len(ready) == 1) as step:
             left = STEP_BYTES
             while ready and left > 0:
                 taken = self._take(ready, left)
                 left -= taken
-                # Who sends much has more on its way: what comes together is committed together.
+                # A peer that sends much has more on its way: what arrives in one step is committed in one batch.
                 ready = self._epoll.poll(0, AT_ONCE) if taken >= ROOM else ()
         return step is not None and step.at_once
 
@@ -132,7 +132,7 @@ class SocketPoll:
         yield received
 
     async def _next_before(self, deadline: float) -> Ready:
-        """Stay awake until somebody is ready; others have their turn meanwhile."""
+        """Poll until a socket is ready or the deadline is over; other tasks run in between."""
         poll = self._epoll.poll
         while perf_counter() < deadline:
             await trio.lowlevel.checkpoint()

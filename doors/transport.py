@@ -181,7 +181,7 @@ class Transport:
 
 
 class _Listening:
-    """Somebody who listens to a socket until there is something to be waited for."""
+    """A session that listens to its socket until it must wait for something."""
 
     def __init__(self, sock: socket.socket, take: Callable[[memoryview], bool], readiness: SocketPoll) -> None:
         self._socket = sock
@@ -206,8 +206,8 @@ class _Listening:
         try:
             if data and self._take(data):
                 return
-        except BaseException as error:  # for whoever waits here, not for whoever looks after all sockets
+        except BaseException as error:  # is raised in the session that waits here, not in the poll of all sockets
             self._error = error
         self._gone = not data
-        self._readiness.remove(self._socket)  # at once: what comes from now on would be heard by nobody
+        self._readiness.remove(self._socket)  # at once: what comes from now on must stay in the socket
         self._over.set()

@@ -1,4 +1,4 @@
-"""The ACK frames that the broker answers with; nobody builds one by hand."""
+"""The ACK frames that the broker answers with; they are built nowhere else."""
 
 from __future__ import annotations
 

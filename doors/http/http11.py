@@ -55,7 +55,7 @@ class Http11Server(TCPServer):
 
 
 class AppTasks(TaskGroup):
-    """The tasks of one connection. An application that reads no more of a body keeps nobody from closing it.
+    """The tasks of one connection. An application that reads no more of a body does not keep it from being closed.
 
     Hypercorn hands over the parts of a body, and the news that the peer has gone, through a channel of bounded size,
     and waits when that is full.

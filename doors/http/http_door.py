@@ -112,7 +112,7 @@ class HttpSession:
         await self._context.terminated.set()
 
     def drain(self) -> None:
-        """Let nobody wait any longer, end the streams, answer what was received."""
+        """End every wait and every stream, and answer what was received."""
         self._door.drain()
         self._draining.set()
         self._lingering.cancel()

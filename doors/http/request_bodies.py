@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class PeerGone(Exception):
-    """The peer has closed the connection: there is nobody to answer."""
+    """The peer has closed the connection: an answer cannot be sent."""
 
 
 class BodyReader:

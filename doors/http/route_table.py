@@ -44,7 +44,7 @@ class OpenWaits:
                 self._scopes.discard(scope)
 
     def end(self) -> None:
-        """Let nobody wait any longer."""
+        """End every wait."""
         self._ended = True
         for scope in self._scopes:
             scope.cancel()

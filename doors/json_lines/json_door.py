@@ -109,7 +109,7 @@ class JsonSession:
             self._transport.send(failure(f"Line too long: more than {self._lines.limit} bytes"))
         elif line and not line.isspace():
             self._transport.send(await self._carry_out(line))
-        await trio.lowlevel.checkpoint()  # whoever pastes a thousand lines does not hold up the others
+        await trio.lowlevel.checkpoint()  # a peer that pastes a thousand lines does not hold up the others
         await self._transport.wait_for_room(QUEUED_LIMIT)
 
     async def _carry_out(self, line: bytes) -> bytes:

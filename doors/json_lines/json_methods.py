@@ -88,7 +88,7 @@ class JsonMethods:
         return {**record(stored), "partition": receipt.partition}
 
     async def fetch(self, wanted: wants.FetchLine) -> Data:
-        self._check_place(wanted.topic, wanted.partition, wanted.offset)
+        self._check_position(wanted.topic, wanted.partition, wanted.offset)
         limits = FetchLimits(max_messages=wanted.max, max_wait=wanted.max_wait_ms / 1000)
         with self._patience.waiting() as waiting:
             chunk = await self._broker.fetch(wanted.topic, wanted.partition, wanted.offset, limits)
@@ -120,7 +120,7 @@ class JsonMethods:
     # Groups
 
     async def commit(self, wanted: wants.CommitLine) -> Data:
-        self._check_place(wanted.topic, wanted.partition, wanted.offset)
+        self._check_position(wanted.topic, wanted.partition, wanted.offset)
         commit = GroupCommit(wanted.topic, wanted.partition, wanted.offset)
         await self._broker.groups.commit(wanted.group_id, [commit])
         return {"groupId": wanted.group_id}
@@ -171,7 +171,7 @@ class JsonMethods:
         held = self.subscribing.nack(wanted.subscription, wanted.partition, wanted.offset, wanted.reason, delay)
         return _settled(wanted, held)
 
-    def _check_place(self, topic: str, partition: int, offset: int) -> None:
+    def _check_position(self, topic: str, partition: int, offset: int) -> None:
         """Raises UnknownTopic, UnknownPartition, or BadRequest for a negative offset."""
         self._broker.topics.log(topic, partition)
         _check_offset(offset)
@@ -197,8 +197,8 @@ def _partitions(standing: MemberStanding) -> list[int]:
 
 
 def _settled(wanted: wants.AckLine, held: bool) -> Data:
-    place = {"subscription": wanted.subscription, "partition": wanted.partition, "offset": wanted.offset}
-    return {**place, "held": held}
+    named = {"subscription": wanted.subscription, "partition": wanted.partition, "offset": wanted.offset}
+    return {**named, "held": held}
 
 
 class JsonRow(NamedTuple):

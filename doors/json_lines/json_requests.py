@@ -149,7 +149,7 @@ def parse(line: bytes, kind: type[R], missing: str) -> R:
     try:
         return _decode(line, kind)
     except msgspec.ValidationError as error:
-        raise BadRequest(_complaint(str(error), kind, missing)) from None
+        raise BadRequest(_argument_error(str(error), kind, missing)) from None
 
 
 def check_long(line: bytes, name: str) -> None:
@@ -177,7 +177,7 @@ def _decode(line: bytes, kind: type[S]) -> S:
         raise BadRequest("Invalid JSON: too deeply nested") from None
 
 
-def _complaint(text: str, kind: type[RequestLine], missing: str) -> str:
+def _argument_error(text: str, kind: type[RequestLine], missing: str) -> str:
     """Return msgspec's complaint in our words."""
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     at_fault = re.search(r" - at `\$\.(\w+)", text)

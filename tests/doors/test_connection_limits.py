@@ -14,10 +14,10 @@ def fill(limits: ConnectionLimits, door: str, host: str) -> tuple[int, str]:
     """Connect until that is refused; returns how many got in, and the refusal."""
     for number in range(10_000):
         try:
-            place = limits.admit(door, host, has_urgent=door == "http")
+            slot = limits.admit(door, host, has_urgent=door == "http")
         except TooManyConnections as error:
             return number, str(error)
-        if place.refusal is not None:
+        if slot.refusal is not None:
             return number, "only what is urgent"
     raise AssertionError("no limit")
 
@@ -52,7 +52,7 @@ def test_a_network_of_ipv6_is_one_address_and_a_mapped_address_is_the_address():
         limits.admit("frames", "10.0.0.1")
 
 
-def test_the_last_places_are_for_loopback():
+def test_the_last_slots_are_for_loopback():
     limits = ConnectionLimits(100, per_address=1_000)
     assert fill(limits, "frames", "10.0.0.1")[0] == 90
     assert fill(limits, "frames", "127.0.0.1")[0] == 10
@@ -74,20 +74,20 @@ def test_a_small_broker_keeps_its_reserve_from_the_other_doors_too():
     assert fill(limits, "frames", "127.0.0.1")[0] == 2
 
 
-def test_when_all_places_are_taken_a_peer_may_ask_for_what_is_urgent_and_takes_no_place():
+def test_when_all_slots_are_taken_a_peer_may_ask_for_what_is_urgent_and_takes_no_slot():
     limits = ConnectionLimits(100, 1_000, BY_DOOR)
     fill(limits, "frames", "127.0.0.1")
-    place = limits.admit("http", "10.0.0.1", has_urgent=True)
-    assert "QB_MAX_CONNECTIONS" in str(place.refusal)
+    slot = limits.admit("http", "10.0.0.1", has_urgent=True)
+    assert "QB_MAX_CONNECTIONS" in str(slot.refusal)
     assert limits.count == 100
-    limits.leave(place)
+    limits.leave(slot)
     assert limits.count == 100
 
 
-def test_a_place_that_is_left_can_be_taken():
+def test_a_slot_that_is_left_can_be_taken():
     limits = ConnectionLimits(1)
-    place = limits.admit("frames", "127.0.0.1")
+    slot = limits.admit("frames", "127.0.0.1")
     with pytest.raises(TooManyConnections):
         limits.admit("frames", "127.0.0.1")
-    limits.leave(place)
+    limits.leave(slot)
     limits.admit("frames", "127.0.0.1")

@@ -75,7 +75,7 @@ function tell(state, words) {
   write(link, words);
 }
 
-/** Look once a second, but not while nobody looks at the page. */
+/** Poll once a second, but not while the page is hidden. */
 async function watch() {
   for (;;) {
     const began = performance.now();

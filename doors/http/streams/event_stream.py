@@ -1,4 +1,4 @@
-"""An answer that goes on and on: Server-Sent Events, with heartbeats, until somebody ends it."""
+"""An answer without end: Server-Sent Events, with heartbeats, until the peer or the broker ends it."""
 
 from __future__ import annotations
 

@@ -78,11 +78,11 @@ class StreamRegistry:
 
     def _send_again(self, active: ActiveSubscription, last_event_id: str) -> None:
         """Deliver once more what an ended stream was sent after the last event that its peer has seen."""
-        place = parse_event_id(last_event_id)
+        position = parse_event_id(last_event_id)
         for id, (of, delivered) in reversed(self._ended.items()):
-            places = [(sent.partition, sent.offset) for sent in delivered]
-            if of is active and place in places:
-                for sent in list(delivered)[places.index(place) + 1 :]:
+            positions = [(sent.partition, sent.offset) for sent in delivered]
+            if of is active and position in positions:
+                for sent in list(delivered)[positions.index(position) + 1 :]:
                     active.subscription.retry(sent.partition, sent.offset, sent.key)
                 del self._ended[id]
                 self._deliveries.serve_soon(active)
