@@ -16,10 +16,10 @@ NAME = "clean-stop"
 
 
 class LogEnd(NamedTuple):
-    """Where a log ends, and the checksum that ends it."""
+    """Where a log ends."""
 
     size: int
-    crc: int
+    last: int  # of the metadata the checksum of its last record, of a partition the offset behind its last message
 
 
 class BadProof(Exception):

@@ -24,7 +24,7 @@ from qb.core.wire.errors import (
     UnknownTopic,
 )
 from qb.storage import maintenance as background
-from qb.storage.clean_stop import write_proof
+from qb.storage.clean_stop import LogEnd, write_proof
 from qb.storage.commit.commit_step import CommitSteps
 from qb.storage.commit.completions import Completions
 from qb.storage.commit.sync_pace import SyncPace
@@ -38,7 +38,7 @@ from qb.storage.log.log_recovery import RecoveredLog, notes_on, recover
 from qb.storage.log.partition_log import LocalLog
 from qb.storage.log.recent_batches import LastReads, RecentMemory
 from qb.storage.measures import Measures
-from qb.storage.metadata.metadata_recovery import proof_key, recover_metadata
+from qb.storage.metadata.metadata_recovery import recover_metadata
 from qb.storage.metadata.metadata_store import MetadataStore
 from qb.storage.stages.stage_store import LocalStage, LocalStages
 from qb.storage.topic_directories import TopicDirectories
@@ -94,7 +94,7 @@ class LocalEngine:
         shared = self._files, self._writers, memory, reads, self.measures, self._commit_steps, self._completions
         pace = SyncPace()
         self._shared = LogContext(settings, clock, *shared, pace)
-        self._metadata_log, self._notes = found.log, found.notes
+        self._metadata_log, self._notes, self._ends = found.log, found.notes, found.ends
         self._metadata = MetadataStore(found.log, found.entries, self._writers, self._completions, pace)
         self.metadata: Metadata = self._metadata
         self._stages = LocalStages(data_dir / "staged", self._shared)
@@ -138,6 +138,7 @@ class LocalEngine:
         for topic in self._find_topics(notes):
             parts[topic.topic] = self._recover_topic(topic)
             self._keep(topic, parts[topic.topic])
+        self._ends = {}  # from now on logs may be written
         notes += [*notes_on(parts), *self._stages.recover()]
         found = [part for its in parts.values() for part in its]
         logs = [log for kept in self._kept.values() for log in kept.logs]
@@ -151,7 +152,8 @@ class LocalEngine:
 
     def _recover_topic(self, topic: Topic) -> list[RecoveredLog]:
         directories = [self._directories.partition(topic.topic, number) for number in range(topic.partitions)]
-        return [recover(self._files, directory) for directory in directories]
+        ends = [self._ends.get(self._proof_key(directory)) for directory in directories]
+        return [recover(self._files, directory, end) for directory, end in zip(directories, ends, strict=True)]
 
     def _clear_unfinished(self, notes: list[str]) -> None:
         """Finish deletions and take back creations that the last process did not get through."""
@@ -338,20 +340,26 @@ class LocalEngine:
         await trio.to_thread.run_sync(self._stop_threads)
 
     def _stop_threads(self) -> None:
+        ends: dict[str, LogEnd] = {}
         for _, log in self._logs():
-            log.tidy()
+            if end := log.tidy():
+                ends[self._proof_key(self._directories.partition(log.topic, log.partition))] = end
         self._writers.stop(patience=1.0)
         if not self._writers.is_stuck:
-            self._prove_stop()
+            self._prove_stop(ends)
 
-    def _prove_stop(self) -> None:
+    def _prove_stop(self, ends: dict[str, LogEnd]) -> None:
         """Leave the proof of a clean stop; without one, the next start takes it for a kill."""
         try:
             self._metadata_log.tidy()
             if end := self._metadata_log.end:
-                write_proof(Path(self._settings.data_dir), {proof_key(self._metadata_log.path): end})
+                ends[self._proof_key(self._metadata_log.path)] = end
+                write_proof(Path(self._settings.data_dir), ends)
         except OSError as error:
             logger.warning("the stop could not be proved: %s", error)
+
+    def _proof_key(self, path: Path) -> str:
+        return path.relative_to(self._settings.data_dir).as_posix()
 
     def _logs(self) -> Iterator[tuple[Topic, LocalLog]]:
         for kept in list(self._kept.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import msgspec
 
 from qb.core.wire.errors import LogDamaged
 from qb.core.wire.frames import HEAD, LENGTH, OVERHEAD
-from qb.storage.clean_stop import BadProof, read_proof
+from qb.storage.clean_stop import NAME as CLEAN_STOP
+from qb.storage.clean_stop import BadProof, LogEnd, read_proof
 from qb.storage.data_directory import VERSION, check_format, newest_log, read_metadata
 from qb.storage.files import CannotOpen
-from qb.storage.log.log_recovery import base_offsets
+from qb.storage.log.log_recovery import base_offsets, check_stop
 from qb.storage.log.sealed_batches import BadBatch, SealedBatch, find_seal, walk
 from qb.storage.log.segment import add_to_index, reader, segment_name
 from qb.storage.log.segment_index import ENTRY, IndexEntries
@@ -59,7 +61,8 @@ def verify(data_dir: str | Path) -> VerifyReport:
     version = check_format(root / "format")
     directories = TopicDirectories(root / "topics")
     found = {topic: directories.count_partitions(topic) for topic in directories.names()}
-    known = _known_topics(root, version, report)
+    ends = _last_ends(root, report)
+    known = _known_topics(root, version, ends, report)
     for path, _ in directories.unfinished():
         report.notes.append(Finding(str(path), 0, "an unfinished creation or deletion; the next start clears it"))
     for topic in sorted(found.keys() | known.keys()):
@@ -67,32 +70,42 @@ def verify(data_dir: str | Path) -> VerifyReport:
             report.notes.append(Finding(str(root / "topics"), 0, f"topic {topic!r} is not in the metadata"))
         report.topics += 1
         for partition in range(max(found.get(topic, 0), known.get(topic, 0))):
-            _Partition(report, directories.partition(topic, partition)).prove()
+            directory = directories.partition(topic, partition)
+            stopped = (ends or {}).get(directory.relative_to(root).as_posix())
+            _Partition(report, directory, stopped).prove()
     for path in sorted((root / "staged").glob("*.log")):
         _prove_stage(report, path)
     return report
 
 
-def _known_topics(root: Path, version: int, report: VerifyReport) -> dict[str, int]:
+def _last_ends(root: Path, report: VerifyReport) -> Mapping[str, LogEnd] | None:
+    """Return where the logs ended at the last stop; None if that was no clean one, or its proof is damaged."""
+    try:
+        return read_proof(root)
+    except BadProof as bad:
+        report.findings.append(Finding(str(root / CLEAN_STOP), 0, str(bad)))
+        return None
+
+
+def _known_topics(root: Path, version: int, ends: Mapping[str, LogEnd] | None, report: VerifyReport) -> dict[str, int]:
     """Prove the metadata and return every topic that it knows, with its partitions."""
     try:
-        entries = _prove_metadata(root, report) if version == VERSION else _read_unproved(root, report)
+        entries = _prove_metadata(root, ends, report) if version == VERSION else _read_unproved(root, report)
         known = [(key, value) for key, value in entries.items() if key.startswith("topic/")]
         return {key.partition("/")[2]: msgspec.json.decode(value.data)["partitions"] for key, value in known}
     except LogDamaged as damage:
         report.findings.append(Finding(damage.file, damage.position, damage.what))
-    except (CannotOpen, BadProof) as error:
+    except CannotOpen as error:
         report.findings.append(Finding(str(root), 0, str(error)))
     return {}
 
 
-def _prove_metadata(root: Path, report: VerifyReport) -> Entries:
+def _prove_metadata(root: Path, ends: Mapping[str, LogEnd] | None, report: VerifyReport) -> Entries:
     """Prove the newest file of the metadata, also against the last clean stop. Raises what it finds."""
     contents = read_log(newest_log(root))
     report.bytes += contents.path.stat().st_size
-    proof = read_proof(root)
-    if proof is not None:
-        check_end(contents, proof)
+    if ends is not None:
+        check_end(contents, ends)
     if contents.torn_bytes:
         report.notes.append(Finding(str(contents.path), contents.size, f"the next start will {torn_text(contents)}"))
     return contents.entries
@@ -128,8 +141,9 @@ def _prove_stage(report: VerifyReport, path: Path) -> None:
 class _Partition:
     """One partition under proof."""
 
-    def __init__(self, report: VerifyReport, directory: Path) -> None:
+    def __init__(self, report: VerifyReport, directory: Path, stopped: LogEnd | None) -> None:
         self._report = report
+        self._stopped = stopped  # where the last clean stop left it
         self._directory = directory
         self._first_base = 0
         self._last_ms = 0
@@ -175,14 +189,23 @@ class _Partition:
         except BadBatch as bad:
             rest = reader(fd)(bad.position, size - bad.position)
             may_tear = following is None and (position > 0 or base > self._first_base)
-            torn = may_tear and find_seal(rest, bad.offset) is None
             written = len(rest.rstrip(b"\0"))  # what follows is room that was kept ready
+            torn = may_tear and find_seal(rest, bad.offset) is None and not (self._stopped and written)
             if torn and written:
-                what = f"a torn tail of {written} bytes, never acked; the next start cuts it"
+                what = f"a torn tail of {written} bytes, which the next start cuts; if it was acked, it is lost"
                 self._report.notes.append(Finding(log, bad.position, what))
             elif not torn:
                 self._find(log, bad.position, bad.what)
+                return entries.encode(), offset
+        if following is None and self._stopped is not None:
+            self._prove_end(log, LogEnd(position, offset), self._stopped)
         return entries.encode(), offset
+
+    def _prove_end(self, log: str, found: LogEnd, stopped: LogEnd) -> None:
+        try:
+            check_stop(log, found, stopped)
+        except LogDamaged as damage:
+            self._find(log, damage.position, damage.what)
 
     def _prove_batch(self, log: str, batch: SealedBatch) -> None:
         """Check what the walk does not: times, and the inner lengths of every frame."""

@@ -14,6 +14,7 @@ import msgspec
 
 from qb.core.wire.errors import LogDamaged
 from qb.core.wire.frames import HEAD
+from qb.storage.clean_stop import NAME, LogEnd
 from qb.storage.files import OpenFiles, SyncFailed, datasync
 from qb.storage.log.producer_ranges import ProducerRanges
 from qb.storage.log.sealed_batches import DATA, SEAL, SEAL_HEAD, BadBatch, find_seal, walk
@@ -32,8 +33,11 @@ class RecoveredLog(msgspec.Struct):
     damage: LogDamaged | None = None
 
 
-def recover(files: OpenFiles, directory: Path) -> RecoveredLog:
-    """Open a partition: prove its newest segment, cut a torn tail, mend indexes. Blocks. Raises OSError."""
+def recover(files: OpenFiles, directory: Path, end: LogEnd | None = None) -> RecoveredLog:
+    """Open a partition: prove its newest segment, cut a torn tail, mend indexes. Blocks. Raises OSError.
+
+    `end` is where a clean stop left the log: then nothing of it can be torn.
+    """
     found = RecoveredLog()
     try:
         found.segments = [Segment(files, directory, base) for base in base_offsets(directory)]
@@ -43,7 +47,7 @@ def recover(files: OpenFiles, directory: Path) -> RecoveredLog:
         unfinished = _take_unfinished(found)
         for segment, following in pairwise(found.segments):
             _open_closed(found, segment, following.base_offset)
-        _open_newest(found, found.segments[-1], unfinished.base_offset if unfinished else None)
+        _open_newest(found, found.segments[-1], unfinished.base_offset if unfinished else None, end)
         if unfinished:
             unfinished.delete()
     except LogDamaged as damage:
@@ -58,7 +62,8 @@ def notes_on(parts: Mapping[str, Sequence[RecoveredLog]]) -> list[str]:
     for _, part in found:
         if part.cut_bytes:
             size = "1 byte" if part.cut_bytes == 1 else f"{part.cut_bytes} bytes"
-            notes.append(f"cut {size} off the end of {part.cut_from}: a batch half written, never acked as fsynced")
+            what = "the last batch was half written, or damaged later; if it was acked, it is lost"
+            notes.append(f"cut {size} off the end of {part.cut_from}: {what}")
     rebuilt = [path for _, part in found for path in part.rebuilt_indexes]
     if rebuilt:  # one sentence for all: after a kill, many may be behind
         others = f" and {len(rebuilt) - 1} more" if len(rebuilt) > 1 else ""
@@ -97,7 +102,7 @@ def _is_begun(segment: Segment) -> bool:
             return find_seal(reader(fd)(0, end), bad.offset) is not None
 
 
-def _open_newest(found: RecoveredLog, segment: Segment, must_end: int | None) -> None:
+def _open_newest(found: RecoveredLog, segment: Segment, must_end: int | None, stopped: LogEnd | None) -> None:
     """Walk the newest segment; one that was being followed by another has no tear, since all of it was durable."""
     entries = IndexEntries()
     with segment.open() as fd:
@@ -110,7 +115,9 @@ def _open_newest(found: RecoveredLog, segment: Segment, must_end: int | None) ->
         except BadBatch as bad:
             if must_end is not None:
                 raise LogDamaged(segment.log_path, bad.position, bad.what) from bad
-            found.cut_from, found.cut_bytes = segment.log_path, _cut_tail(segment, fd, end, bad)
+            found.cut_from, found.cut_bytes = segment.log_path, _cut_tail(segment, fd, end, bad, stopped)
+        if stopped is not None:
+            check_stop(segment.log_path, LogEnd(segment.size, segment.next_offset), stopped)
         _sync(segment, fd)
     if not segment.size:
         raise LogDamaged(segment.log_path, 0, "the segment is empty")
@@ -127,14 +134,25 @@ def _sync(segment: Segment, fd: int) -> None:
         raise LogDamaged(segment.log_path, segment.size, f"it cannot be synced: {error.strerror}") from error
 
 
-def _cut_tail(segment: Segment, fd: int, end: int, bad: BadBatch) -> int:
-    """Cut what was never acked; returns how many bytes of it were ever written. Raises LogDamaged if it was acked."""
+def _cut_tail(segment: Segment, fd: int, end: int, bad: BadBatch, stopped: LogEnd | None) -> int:
+    """Cut what a kill left half written; returns how many bytes that were. Raises LogDamaged if it is no tear."""
     tail = reader(fd)(bad.position, end - bad.position)
-    if not bad.position or find_seal(tail, bad.offset) is not None:
+    written = len(tail.rstrip(b"\0"))  # the rest is room that was kept ready
+    torn = bad.position and find_seal(tail, bad.offset) is None and not (stopped and written)
+    if not torn:
         raise LogDamaged(segment.log_path, bad.position, bad.what)
     os.ftruncate(fd, bad.position)
     os.fsync(fd)
-    return len(tail.rstrip(b"\0"))  # the rest is room that was kept ready
+    return written
+
+
+def check_stop(log: str, found: LogEnd, stopped: LogEnd) -> None:
+    """Raises LogDamaged unless a log ends where the last clean stop left it."""
+    if found != stopped:
+        what = (
+            f"it ends with offset {found.last}, but the last clean stop left it with {stopped.last}, as {NAME} proves"
+        )
+        raise LogDamaged(log, found.size, what)
 
 
 def _open_closed(found: RecoveredLog, segment: Segment, next_base: int) -> None:

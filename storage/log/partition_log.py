@@ -12,13 +12,13 @@ import logging
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
 import trio
 
 from qb.core.wire.errors import BrokerError, Internal, LogDamaged, LogPoisoned, OffsetOutOfRange, UnknownTopic
+from qb.storage.clean_stop import LogEnd
 from qb.storage.commit.batch_commit import BatchCommit, CommitQueue, CommittedBatch, FailedBatch, assemble, fault
 from qb.storage.commit.completions import Watchers
 from qb.storage.commit.pending_runs import PendingRuns, WaitingRun, answer
@@ -72,6 +72,7 @@ class LocalLog:
         self._tail = RecentBatches()
         self._gathering = PendingRuns(shared.settings.max_pending_bytes)
         self._writing: list[PendingBatch] = []  # two at most
+        self._is_poisoned = False  # is it unknown what the file holds behind the durable end?
         self._is_stuck = False  # is something being written whose waiters were answered already?
         self._indexing = False  # are entries of the index being written?
         self._idle = Signal()
@@ -292,6 +293,7 @@ class LocalLog:
         if failure.segment:
             self._segments.append(failure.segment)
         if failure.poisoned:
+            self._is_poisoned = True
             self._refusal = self._refusal or failure.error
         logger.error("%s", failure.error)
         return failure.error
@@ -312,15 +314,22 @@ class LocalLog:
         self._answer(self._drop_pending(error), error, 0)
         self._idle.set()
 
-    def tidy(self) -> None:
-        """Leave files that the next start finds whole, unless the disk is stuck. Blocks."""
-        if self._segments and not self.is_deleted:
-            segment = self._segments[-1]
-            if not self._indexing:
-                segment.index.write()
-            if not self._is_stuck:
-                with suppress(OSError):
-                    segment.trim(segment.size)
+    def tidy(self) -> LogEnd | None:
+        """Leave files that the next start finds whole; returns where the log ends, if that is known. Blocks."""
+        if not self._segments or self.is_deleted:
+            return None
+        segment = self._segments[-1]
+        if not self._indexing:
+            segment.index.write()
+        if self._is_stuck or self._is_poisoned or self._health.damage:
+            return None
+        try:
+            segment.trim(segment.size)
+            if not self._shared.settings.fsync_on_write:
+                segment.sync()
+        except OSError:
+            return None
+        return LogEnd(segment.size, segment.next_offset)
 
     async def wait_until_idle(self) -> None:
         """Return when nothing is being written."""

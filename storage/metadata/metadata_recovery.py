@@ -20,6 +20,7 @@ class RecoveredMetadata(NamedTuple):
     log: MetadataLog
     entries: Entries
     notes: list[str]  # for the operator
+    ends: Mapping[str, LogEnd]  # where the logs ended, if the last stop was a clean one
 
 
 def recover_metadata(files: OpenFiles, data_dir: Path) -> RecoveredMetadata:
@@ -43,7 +44,7 @@ def recover_metadata(files: OpenFiles, data_dir: Path) -> RecoveredMetadata:
         raise CannotOpen(f"{path} cannot be opened: {error.strerror}") from error
     if contents.torn_bytes:
         notes.append(torn_text(contents))
-    return RecoveredMetadata(log, contents.entries, notes)
+    return RecoveredMetadata(log, contents.entries, notes, proof or {})
 
 
 def check_end(contents: MetadataContents, proof: Mapping[str, LogEnd]) -> None:

@@ -11,7 +11,7 @@ from qb.storage.engine import Topic
 from qb.storage.files import CannotOpen
 from qb.storage.log.sealed_batches import seal
 from qb.storage.verification import Finding, verify
-from tests.support.stores import NOON, Clock, frames, indexes, logs, metadata_log, opened, store
+from tests.support.stores import NOON, Clock, as_killed, frames, indexes, logs, metadata_log, opened, store
 
 
 @pytest.fixture
@@ -70,6 +70,7 @@ async def test_a_flip_of_any_byte_of_an_index_is_found_at_its_entry(data: Path) 
 
 
 async def test_a_torn_tail_and_a_short_index_of_the_newest_segment_are_notes(data: Path) -> None:
+    as_killed(data / "data")
     newest, index = logs(data)[-1], indexes(data)[-1]
     size = newest.stat().st_size
     newest.write_bytes(newest.read_bytes() + frames(20, [b"never sealed"])[0])

@@ -156,6 +156,11 @@ def edit_metadata(data_dir: Path, values: Mapping[str, Any | None]) -> None:
     files.close()
 
 
+def as_killed(data_dir: Path) -> None:
+    """Take away what only a clean stop leaves: the proof of where its logs ended."""
+    (data_dir / "clean-stop").unlink()
+
+
 def metadata_log(data_dir: Path) -> Path:
     """The newest file of the metadata."""
     return log_paths(data_dir / "metadata")[-1]

@@ -17,7 +17,7 @@ from qb.core.wire.frames import MessageType, encode_frame
 from qb.storage.verification import verify
 from tests.support.brokers import BrokerProcess, server_command
 from tests.support.peers import Peer, stored_messages
-from tests.support.stores import metadata_log
+from tests.support.stores import as_killed, metadata_log
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
@@ -485,6 +485,7 @@ def test_a_torn_tail_is_cut_wherever_it_is_torn_and_what_was_acked_before_it_sta
         peer.send_bytes(b"".join(frames))
         assert int(peer.receive().properties["count"]) == len(frames)  # one batch, which the cuts go through
     broker.stop()
+    as_killed(broker.data_dir)
     log = log_of(broker, "a").read_bytes()
     for cut in sorted(dice.sample(range(whole + 1, len(log)), 5)):
         log_of(broker, "a").write_bytes(log[:cut])
@@ -502,6 +503,7 @@ def test_a_torn_tail_is_cut_wherever_it_is_torn_and_what_was_acked_before_it_sta
 def test_a_torn_tail_of_zeros_or_noise_is_cut(start_broker):
     broker, held = filled(start_broker)
     for tail in (bytes(5_000), random.Random(1).randbytes(5_000), b"\0"):
+        as_killed(broker.data_dir)
         with logs_of(broker, "a")[-1].open("ab") as log:
             log.write(tail)
         broker.start()
