@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 from time import perf_counter
 
 import trio
@@ -37,11 +38,12 @@ class LoopWatch(trio.abc.Instrument):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Measure the event loop that runs this, until the context is left."""
-        self._began = current.new_pass = self._clock()
+        self._began = current.new_pass = current.pass_began = self._clock()
         trio.lowlevel.add_instrument(self)
         try:
             yield
         finally:
+            current.pass_began = inf
             trio.lowlevel.remove_instrument(self)
 
     def stalled_so_far(self) -> float:
@@ -65,7 +67,7 @@ class LoopWatch(trio.abc.Instrument):
 
     def after_io_wait(self, timeout: float) -> None:
         """A pass begins: called by trio. A wait that ended late is a stall too: the process did not run."""
-        self._began = current.new_pass = now = self._clock()
+        self._began = current.new_pass = current.pass_began = now = self._clock()
         if now - self._waits_until > STALL:
             self._stalled += now - self._waits_until
 

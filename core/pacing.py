@@ -2,7 +2,8 @@
 
 One request may name a hundred thousand things. A loop over them that never awaits holds the event loop, and with it all
 other peers. Code that can await uses `portions`; code that must finish within one step of the event loop has a limit on
-its input and calls `spend` with the number of items, once a run and not once a message. `counted` lets a test assert
+its input and calls `spend` with the number of items, once a run and not once a message. Code that can stop between two
+items and go on in a later step asks `must_give_way`. `counted` lets a test assert
 that no step handled more than MOST_AT_ONCE items. `working_on` says what the loop works on, for the log if it is held.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
+from math import inf
 from time import perf_counter
 from typing import Generic, TypeVar
 
@@ -19,18 +21,20 @@ import trio
 Item = TypeVar("Item")
 
 AT_ONCE = 1_000  # items in a portion: at about 5 µs each, 5 ms
+TURN = 0.015  # seconds of a pass of the event loop after which what can go on later gives way
 MOST_AT_ONCE = 10_000  # items between two checkpoints of a task: 50 ms at the same pace
 
 
 class CurrentWork:
     """What the event loop does now: the items that the running task has handled, and on whose behalf."""
 
-    __slots__ = ("_longest", "_longest_name", "_name", "_since", "items", "most", "new_pass")
+    __slots__ = ("_longest", "_longest_name", "_name", "_since", "items", "most", "new_pass", "pass_began")
 
     def __init__(self) -> None:
         self.items = 0  # since the last checkpoint of the task that runs
         self.most = 0  # of any task
         self.new_pass: float | None = None  # when the loop began to run what was ready, if nothing was begun since
+        self.pass_began = inf  # on perf_counter(), if the passes are measured
         self._longest = self._since = 0.0
         self._longest_name: tuple[object, ...] = ()
         self._name: tuple[object, ...] = ()
@@ -70,6 +74,11 @@ def spend(items: int) -> None:
     current.items += items
     if current.items > current.most:
         current.most = current.items
+
+
+def must_give_way() -> bool:
+    """Say whether this pass of the event loop has lasted so long that what can go on later should. Never blocks."""
+    return perf_counter() - current.pass_began > TURN
 
 
 class Portions(Generic[Item]):

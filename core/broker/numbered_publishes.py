@@ -17,6 +17,8 @@ from qb.storage.engine import AppendRun, Done, PartitionLog
 from qb.storage.signals import Signal, Wait
 
 LOGS_REMEMBERED = 1_024  # of those that a peer publishes to
+# Answers to one peer that wait for logs. Its next publishes wait until all are given: to make them is one step.
+MOST_OWED = 10_000
 
 # Called with ranges of publishes, and with None and their append time in ms, or with why nothing of them was kept.
 # Ranges that continue each other have been joined. What it returns sends the answers.
@@ -40,7 +42,8 @@ class NumberedPublishes:
         self._answer = answer
         self._producer: Producer | None = None
         self._dones: dict[PartitionLog, Done] = {}
-        self._unsettled = 0  # runs given to a log and not yet answered
+        self.answers_each = True  # does each message get an answer? Else each run; to be changed before the first one
+        self._owed = 0  # answers to what was given to a log
         self._all_settled = Signal()
 
     async def continue_as(self, wanted: str, secret: str | None) -> tuple[int, str]:
@@ -78,13 +81,15 @@ class NumberedPublishes:
         """Give a run that is as plan() said to its log; returns what the next one must wait for."""
         if self._producer is not None:
             self._producer.remember(_numbers(run, log))
-        self._unsettled += 1
+        self._owed += len(run.positions) if self.answers_each else 1
         self._appends.append(log, run, self._dones.get(log) or self._make_done(log))
+        if self._owed > MOST_OWED:
+            return self.wait_until_settled
         return None if log.has_room else log.wait_for_room
 
     async def wait_until_settled(self) -> None:
         """Return when every run given to a log has been answered."""
-        while self._unsettled:
+        while self._owed:
             await self._all_settled.wait()
 
     def _make_done(self, log: PartitionLog) -> Done:
@@ -108,8 +113,8 @@ class NumberedPublishes:
         if self._producer is not None:
             for each in numbers:
                 self._producer.settled(each, error)
-        self._unsettled -= len(runs)
-        if not self._unsettled:
+        self._owed -= sum([each.size for each in numbers]) if self.answers_each else len(runs)
+        if not self._owed:
             self._all_settled.set()
         return self._answer(numbers, error, append_ms)
 

@@ -16,6 +16,8 @@ from qb.doors.binary.server_connection import PublishRun, ServerConnection
 from qb.storage.engine import AppendRun, PartitionLog
 from qb.storage.signals import Wait
 
+ANSWERED_EACH = 256  # publishes in a run of a peer that gets an answer to each of them
+
 
 class PublishRuns:
     """Takes runs of PUBLISH frames from a connection to their logs; each run is answered when it is durable."""
@@ -26,7 +28,11 @@ class PublishRuns:
         self._send = send
         self._publishes = NumberedPublishes(broker.appends, broker.producers, broker.producer_secrets, self._answers)
         self.wait_until_settled = self._publishes.wait_until_settled
-        self.acks_in_runs = False
+        self._in_runs = False
+
+    def answer_in_runs(self) -> None:
+        """Answer runs of publishes from now on, and not each of them; to be called before the first."""
+        self._in_runs, self._publishes.answers_each = True, False
 
     async def continue_as(self, wanted: str, secret: str | None) -> dict[str, str]:
         """Publish idempotently from now on; returns the id and the secret to continue with, as properties.
@@ -48,6 +54,8 @@ class PublishRuns:
         except BrokerError as error:
             return self._refuse_or_create(event, error)
         log, first_offset, limit, same_key, producer_id, is_repeated = plan
+        if not self._in_runs:
+            limit = min(limit or ANSWERED_EACH, ANSWERED_EACH)
         time_ms = 0 if is_repeated else now_ms()  # a repeated publish is compared as it was sent
         run = self._connection.take_run(route, first_offset, time_ms, same_key, limit, producer_id)
         if is_repeated:
@@ -71,7 +79,8 @@ class PublishRuns:
     def _refuse_run(self, event: PublishRun, error: BrokerError) -> None:
         if not REPLIES[type(error)].survives:
             raise error
-        self._send(self._refusal(event.first_number, self._connection.skip_run(event.route), error))
+        limit = None if self._in_runs else ANSWERED_EACH
+        self._send(self._refusal(event.first_number, self._connection.skip_run(event.route, limit), error))
 
     async def _answer_repeated(self, run: AppendRun, log: PartitionLog) -> None:
         """Answer publishes whose numbers are stored: a duplicate must be the message that is stored.
@@ -114,11 +123,11 @@ class PublishRuns:
     ) -> bytes:
         first, count, log, offset = numbers
         about = log.topic, log.partition, self._appends.durability, append_ms, duplicate, unverified
-        if self.acks_in_runs or count == 1:
+        if self._in_runs or count == 1:
             return stored(first, count, offset, *about)
         return b"".join([stored(first + i, 1, offset + i, *about) for i in range(count)])
 
     def _refusal(self, first: int, count: int, error: BrokerError) -> bytes:
-        if self.acks_in_runs:
+        if self._in_runs:
             return refusal(first, error, count)
         return b"".join([refusal(first + i, error) for i in range(count)])

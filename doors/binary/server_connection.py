@@ -297,6 +297,6 @@ class ServerConnection:
         except (BadRequest, PeerMisbehaved):
             return None
 
-    def skip_run(self, route: Route) -> int:
+    def skip_run(self, route: Route, limit: int | None = None) -> int:
         """Pass over the run that take_run() would return; returns how many frames it had."""
-        return len(self.take_run(route, 0, 0).positions)
+        return len(self.take_run(route, 0, 0, limit=limit).positions)

@@ -13,7 +13,7 @@ import trio
 
 from qb.core.broker.fetching import FetchLimits, index_of, marks_of
 from qb.core.broker.message_broker import MessageBroker
-from qb.core.pacing import working_on
+from qb.core.pacing import must_give_way, working_on
 from qb.core.subscriptions.subscription_options import SubscriptionOptions
 from qb.core.wire.clock import now_ms
 from qb.core.wire.errors import REPLIES, BadRequest, BrokerError, Internal
@@ -188,6 +188,8 @@ class Session:
             wait = self._publishing.publish(event) if isinstance(event, PublishRun) else self._handle(event)
             if wait is not None:
                 return wait
+            if self._connection.unread and must_give_way():
+                return trio.lowlevel.checkpoint
         return partial(self._transport.wait_for_room, QUEUED_LIMIT)
 
     def _handle(self, event: Frame | StageFrame | RefusedFrame) -> Wait | None:
@@ -255,7 +257,8 @@ class Session:
         wanted = frame.properties.get("producer_id")
         if wanted is not None:
             answer |= await self._publishing.continue_as(wanted, frame.properties.get("producer_secret"))
-        self._publishing.acks_in_runs = self._subscribing.fast = True
+        self._publishing.answer_in_runs()
+        self._subscribing.fast = True
         self._introduce(frame)
         return success(frame, answer)
 

@@ -8,11 +8,15 @@ these, a turn of the event loop of its own. So no stack passes through storage t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
 
 import trio
 
 logger = logging.getLogger(__name__)
+
+TURN = 0.015  # seconds after which the queue goes on in another turn of the event loop
 
 # Called once in the event loop. What it returns is called when all completions of the same step have been called: all
 # answers are made first and sent then, which is quicker than one after the other.
@@ -55,7 +59,7 @@ class Completions:
     """
 
     def __init__(self) -> None:
-        self._due: list[Completion] = []
+        self._due: deque[Completion] = deque()
         self._moved: dict[Watchers, None] = {}
         self._depth = 0  # of steps, and of the queue's own run
 
@@ -90,20 +94,28 @@ class Completions:
             pass
 
     def _run(self) -> None:
-        """Run the queue until it is empty: answers are made, answers are sent, watchers are notified."""
+        """Run the queue: answers are made, answers are sent, watchers are notified. What takes long goes on later."""
+        gives_way = perf_counter() + TURN
         while self._due or self._moved:
-            due, self._due = self._due, []
-            moved, self._moved = self._moved, {}
-            for send in _made(due):
+            for send in self._make_answers(gives_way):
                 _call(send)
+            if self._due and perf_counter() > gives_way:
+                self._run_soon()
+                return
+            moved, self._moved = self._moved, {}
             for watchers in moved:
                 watchers.call()
 
-
-def _made(due: Iterable[Completion]) -> list[Callable[[], None]]:
-    """Call completions; returns what they want to have called then."""
-    returned = [_call(completion) for completion in due]
-    return [send for send in returned if send is not None]
+    def _make_answers(self, gives_way: float) -> list[Callable[[], None]]:
+        """Call what is queued, until that has taken too long; returns what the completions want to have called then."""
+        sends = []
+        while self._due:
+            send = _call(self._due.popleft())
+            if send is not None:
+                sends.append(send)
+            if perf_counter() > gives_way:
+                break
+        return sends
 
 
 def _call(completion: Completion) -> Callable[[], None] | None:

@@ -90,6 +90,21 @@ async def test_what_is_queued_outside_of_a_step_is_run_in_a_turn_of_its_own() ->
     assert calls == ["one", "two"]
 
 
+async def test_completions_that_take_long_go_on_in_other_turns_of_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("qb.storage.commit.completions.TURN", 0.0)
+    completions, calls, watchers = Completions(), Calls(), Watchers()
+    watchers.add(lambda: calls.append("moved"))
+    with completions:
+        for number in range(3):
+            completions.add(calls(f"made {number}", f"sent {number}"))
+        completions.notify(watchers)
+    assert calls == ["made 0", "sent 0"]
+    await wait_all_tasks_blocked()
+    assert calls == ["made 0", "sent 0", "made 1", "sent 1", "made 2", "sent 2", "moved"]
+
+
 @pytest.fixture
 def seen() -> Iterator[list[set[str]]]:
     """Collects what storage was in the middle of whenever it called back; in the end that must always be nothing."""
