@@ -6,7 +6,7 @@ module keeps only an index of the partitions of each group.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, KeysView
+from collections.abc import Collection, Iterable, Iterator, KeysView, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -42,10 +42,10 @@ class OffsetStore:
     def __init__(self, metadata: Metadata) -> None:
         """Find what was committed before."""
         self._metadata = metadata
-        self._index: dict[str, set[GroupPartition]] = {}
-        for key in metadata.under(_PREFIX):
+        self._index: dict[str, dict[str, dict[int, int]]] = {}  # the newest offset by group, topic and partition
+        for key, entry in metadata.under(_PREFIX).items():
             _, group, topic, partition = key.split("/")
-            self._note(group, GroupPartition(topic, int(partition)))
+            self._note(group, GroupPartition(topic, int(partition)), entry.value["offset"])
 
     async def commit(self, group: str, commits: Collection[OffsetCommit], now_ms: int) -> None:
         """Store all of them in one transaction, or none if one is out of range; returns when they are durable.
@@ -59,8 +59,13 @@ class OffsetStore:
         for each in commits:  # no await before flush(): what is given in one step goes into one transaction
             partition = GroupPartition(each.topic, each.partition)
             self._metadata.put_soon(_key(group, partition), {"offset": each.offset, "updated_ms": now_ms})
-            self._note(group, partition)
-        await self._metadata.flush()
+            self._note(group, partition, each.offset)
+        try:
+            await self._metadata.flush()
+        except BrokerError:
+            for each in commits:
+                self._read_again(group, GroupPartition(each.topic, each.partition))
+            raise
 
     def committed(self, group: str, topic: str, partition: int) -> CommittedOffset | None:
         """Return what is committed durably, or None."""
@@ -69,9 +74,12 @@ class OffsetStore:
 
     def of_group(self, group: str) -> dict[GroupPartition, CommittedOffset]:
         """Return all that a group has committed, sorted by topic and partition."""
-        partitions = sorted(self._index.get(group, ()))
-        found = {each: self.committed(group, *each) for each in partitions}
+        found = {each: self.committed(group, *each) for each in sorted(self._partitions(group))}
         return {each: committed for each, committed in found.items() if committed}
+
+    def newest(self, group: str) -> Mapping[str, Mapping[int, int]]:
+        """Return the newest offset that a group has committed by topic and partition; it may not be durable yet."""
+        return self._index.get(group, {})
 
     def groups(self) -> KeysView[str]:
         """Return every group that has committed something."""
@@ -81,7 +89,7 @@ class OffsetStore:
         """Forget a group; durable on return. Raises UnknownGroup. The caller checks first that it has no members."""
         if group not in self._index:
             raise UnknownGroup(group)
-        await self._delete([(group, each) for each in self._index[group]])
+        await self._delete([(group, each) for each in self._partitions(group)])
 
     async def delete_topic(self, topic: str) -> None:
         """Forget what all groups have committed for a topic; durable on return."""
@@ -92,23 +100,41 @@ class OffsetStore:
         await self._delete([(group, each) for group, each in self._all() if each.topic not in topics])
 
     def _all(self) -> Iterable[tuple[str, GroupPartition]]:
-        return ((group, each) for group, partitions in self._index.items() for each in partitions)
+        return ((group, each) for group in self._index for each in self._partitions(group))
 
-    def _note(self, group: str, partition: GroupPartition) -> None:
-        self._index.setdefault(group, set()).add(partition)
+    def _partitions(self, group: str) -> Iterator[GroupPartition]:
+        for topic, offsets in self._index.get(group, {}).items():
+            yield from (GroupPartition(topic, partition) for partition in offsets)
+
+    def _note(self, group: str, partition: GroupPartition, offset: int) -> None:
+        self._index.setdefault(group, {}).setdefault(partition.topic, {})[partition.partition] = offset
+
+    def _read_again(self, group: str, partition: GroupPartition) -> None:
+        """Note what the metadata has of a partition."""
+        entry = self._metadata.get(_key(group, partition))
+        if entry is not None:
+            self._note(group, partition, entry.value["offset"])
+        elif partition.partition in self._index.get(group, {}).get(partition.topic, {}):
+            self._drop(group, partition)
+
+    def _drop(self, group: str, partition: GroupPartition) -> None:
+        topics = self._index[group]
+        del topics[partition.topic][partition.partition]
+        if not topics[partition.topic]:
+            del topics[partition.topic]
+        if not topics:
+            del self._index[group]
 
     async def _delete(self, gone: Collection[tuple[str, GroupPartition]]) -> None:
         if not gone:
             return
         for group, each in gone:
-            self._index[group].discard(each)
-            if not self._index[group]:
-                del self._index[group]
+            self._drop(group, each)
         try:
             await self._metadata.delete(*(_key(group, each) for group, each in gone))
         except BrokerError:  # all of it is still there
             for group, each in gone:
-                self._note(group, each)
+                self._read_again(group, each)
             raise
 
 

@@ -11,7 +11,17 @@ import trio
 from qb.core.groups.committed_offsets import OffsetCommit, OffsetStore
 from qb.core.groups.declared_groups import DeclaredGroups
 from qb.core.groups.group_coordinator import SESSION_TIMEOUT, GroupCoordinator, MemberStanding
-from qb.core.groups.group_reports import GroupReport, describe_group, list_groups, partitions_of
+from qb.core.groups.group_reports import (
+    LISTED,
+    GroupOverview,
+    GroupReport,
+    GroupSummary,
+    describe_group,
+    lags_of,
+    list_groups,
+    partitions_of,
+    state_in_words,
+)
 from qb.core.groups.rebalance import GroupPartition
 from qb.core.pacing import portions
 from qb.core.positions import resolve
@@ -50,6 +60,10 @@ class GroupManager:
         self._groups = GroupCoordinator(counts, generation, settings.max_group_members)
         self._faults = Faults()
         self._changed = trio.Event()
+
+    def __len__(self) -> int:
+        """How many groups there are."""
+        return len(self._names())
 
     async def run(self) -> None:
         """Remove members whose deadlines have passed, until cancelled."""
@@ -155,11 +169,14 @@ class GroupManager:
 
     def _check_room(self, group: str) -> None:
         """Raises LimitReached if this would be one group too many."""
-        if any(group in names for names in (self._groups.names(), self._offsets.groups(), self._declared.groups())):
+        if self._is_known(group):
             return
         known = len(self._names())
         if known >= self._most:
             raise LimitReached(f"the broker has {known} groups", self._most, "QB_MAX_GROUPS")
+
+    def _is_known(self, group: str) -> bool:
+        return any(group in names for names in (self._groups.names(), self._offsets.groups(), self._declared.groups()))
 
     def _names(self) -> set[str]:
         return self._groups.names() | self._offsets.groups() | self._declared.groups()
@@ -213,12 +230,43 @@ class GroupManager:
 
     async def list_all(self) -> Sequence[Any]:
         """Return every group that has members or committed offsets or was declared, by name."""
+        listed: list[GroupSummary] = []
         declared = {name: self._declared.topics(name) for name in self._declared.groups()}
-        return list_groups(self._groups, self._offsets, declared)
+        async for some in portions(list_groups(self._groups, self._offsets, declared), GROUPS_AT_ONCE):
+            listed += some
+        return listed
 
-    def views(self) -> list[GroupReport]:
-        """Return all about every group."""
-        return [self.view(name) for name in sorted(self._names())]
+    async def overviews(self, most: int | None = None) -> list[GroupOverview]:
+        """Return every group, or the first so many by name, at a glance."""
+        found: list[GroupOverview] = []
+        ends: dict[str, list[int]] = {}  # of a topic, read once
+        async for some in portions(sorted(self._names())[:most], GROUPS_AT_ONCE):
+            found += [self._overview(name, ends) for name in some if self._is_known(name)]
+        return found
+
+    def _overview(self, group: str, ends: dict[str, list[int]]) -> GroupOverview:
+        known, declared = self._groups.get(group), self._declared.topics(group)
+        topics = {*self._offsets.newest(group), *declared}
+        if known:
+            topics.update(*(member.topics for member in known.members.values()))
+        for topic in topics - ends.keys():
+            ends[topic] = self._topic_ends(topic)
+        lags = lags_of(self._groups, self._offsets, group, declared, ends)
+        count = sum(len(ends[topic]) for topic in topics)
+        return GroupOverview(
+            group=group,
+            state=state_in_words(known),
+            members=len(known.members) if known else 0,
+            lag=sum(lags.values()),
+            lag_by_topic=lags,
+            fault=self._faults.text(_timeouts(group)),
+            partitions=self.view(group).partitions if count <= LISTED else [],
+            partitions_omitted=count if count > LISTED else 0,
+        )
+
+    def _topic_ends(self, topic: str) -> list[int]:
+        known = self._engine.topics().get(topic)
+        return [self._engine.log(topic, each).end_offset for each in range(known.partitions if known else 0)]
 
     async def describe(self, group: str) -> Any:
         """Return members, assignment, committed, end and lag. Raises UnknownGroup."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 
 import msgspec
@@ -12,6 +12,7 @@ from qb.core.groups.group_coordinator import GroupCoordinator
 from qb.core.groups.rebalance import GroupMember, GroupMembership, GroupPartition
 from qb.core.wire.errors import UnknownGroup
 
+LISTED = 100  # partitions of a group in an overview
 NONE_DECLARED: Mapping[str, Collection[str]] = MappingProxyType({})
 
 
@@ -48,6 +49,19 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
     topics: list[str]
 
 
+class GroupOverview(msgspec.Struct, frozen=True, kw_only=True):
+    """A group at a glance."""
+
+    group: str
+    state: str
+    members: int
+    lag: int
+    lag_by_topic: dict[str, int]
+    fault: str | None
+    partitions: list[GroupPartitionReport]  # none if they are more than LISTED: then describe the group
+    partitions_omitted: int
+
+
 class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
     """All about a group. Without members it has no generation: 0."""
 
@@ -61,10 +75,26 @@ class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def list_groups(
     groups: GroupCoordinator, offsets: OffsetStore, declared: Mapping[str, Collection[str]] = NONE_DECLARED
-) -> list[GroupSummary]:
-    """Return every group that has members or committed offsets or was declared for some topics, sorted by name."""
-    names = sorted({group.name for group in groups} | set(offsets.groups()) | set(declared))
-    return [_summary(name, groups.get(name), offsets.of_group(name), declared.get(name, ())) for name in names]
+) -> Iterator[GroupSummary]:
+    """Yield every group that has members or committed offsets or was declared for some topics, sorted by name."""
+    for name in sorted(groups.names() | offsets.groups() | declared.keys()):
+        yield _summary(name, groups.get(name), offsets.newest(name), declared.get(name, ()))
+
+
+def lags_of(
+    groups: GroupCoordinator, offsets: OffsetStore, group: str, declared: Collection[str], ends: Mapping[str, list[int]]
+) -> dict[str, int]:
+    """Return how far a group is behind in each topic, given the visible ends of all partitions of its topics."""
+    known, newest = groups.get(group), offsets.newest(group)
+    whole = {topic for member in known.members.values() for topic in member.topics} if known else set()
+    lags: dict[str, int] = {}
+    for topic in sorted(topic for topic in {*whole, *declared, *newest} if ends.get(topic)):
+        committed = newest.get(topic, {})
+        counted = ends[topic]
+        if topic not in whole and topic not in declared:
+            counted = [end for partition, end in enumerate(counted) if partition in committed]
+        lags[topic] = sum(counted) - sum(committed.values())
+    return lags
 
 
 def partitions_of(
@@ -101,7 +131,7 @@ def describe_group(
         state=state_in_words(known),
         generation=known.generation if known else 0,
         fault=fault,
-        members=[_member(known, member, now) for _, member in sorted(known.members.items())] if known else [],
+        members=_members(known, now) if known else [],
     )
 
 
@@ -116,20 +146,27 @@ def state_in_words(group: GroupMembership | None) -> str:
 def _summary(
     name: str,
     group: GroupMembership | None,
-    committed: Mapping[GroupPartition, CommittedOffset],
+    committed: Collection[str],
     declared_for: Collection[str],
 ) -> GroupSummary:
     members = group.members.values() if group else ()
-    topics = {topic for member in members for topic in member.topics} | {each.topic for each in committed}
+    topics = {topic for member in members for topic in member.topics} | {*committed}
     topics.update(declared_for)
     return GroupSummary(group=name, state=state_in_words(group), members=len(members), topics=sorted(topics))
 
 
-def _member(group: GroupMembership, member: GroupMember, now: float) -> MemberReport:
+def _members(group: GroupMembership, now: float) -> list[MemberReport]:
+    held: dict[str, list[GroupPartition]] = {}
+    for each, name in sorted(group.holders.items()):
+        held.setdefault(name, []).append(each)
+    return [_member(group, member, held.get(name, []), now) for name, member in sorted(group.members.items())]
+
+
+def _member(group: GroupMembership, member: GroupMember, held: Collection[GroupPartition], now: float) -> MemberReport:
     return MemberReport(
         member=member.member,
         topics=sorted(member.topics),
-        partitions=tuple(each for each in sorted(group.holders) if group.holders[each] == member.member),
+        partitions=tuple(held),
         waiting=group.awaited(member),
         synced=group.is_synced(member),
         session_timeout=member.session_timeout,

@@ -20,6 +20,7 @@ from qb.core.settings import ServerSettings
 from qb.core.subscriptions.push_decisions import DeadLetterDecision
 from qb.core.subscriptions.subscription import Subscription
 from qb.core.subscriptions.subscription_options import SubscriptionOptions, parse_options
+from qb.core.subscriptions.subscription_report import PartitionReport, SubscriptionTotals
 from qb.core.wire.clock import now_ms
 from qb.core.wire.errors import (
     BadName,
@@ -36,6 +37,8 @@ from qb.storage.engine import Engine, PartitionLog
 log = logging.getLogger("qb.subscriptions")
 ALL = 1_000_000  # letters that one retry or purge finds
 NAMED = 10_000  # letters that one of them names
+TOTALS_AT_ONCE = 50  # subscriptions whose numbers are added up between two checkpoints
+PARTITIONS_AT_ONCE = 500  # that are described between two checkpoints
 
 MakeTopic = Callable[[str], Awaitable[None]]  # unless it exists
 # AppendService.store_dead_letter(): topic, body, key, properties.
@@ -186,8 +189,35 @@ class SubscriptionManager:
 
     async def list_all(self, topic: str | None = None) -> list[dict[str, Any]]:
         """Return all subscriptions, or those of one topic, by name."""
-        subscriptions = sorted(self.deliveries, key=lambda active: active.name)
-        return [self._summary(active) for active in subscriptions if topic is None or active.topic == topic]
+        listed: list[dict[str, Any]] = []
+        async for some in portions(self._sorted(topic)):
+            listed += [self._summary(active) for active in some if not active.gone]
+        return listed
+
+    def _sorted(self, topic: str | None = None) -> list[ActiveSubscription]:
+        chosen = (active for active in self.deliveries if topic is None or active.topic == topic)
+        return sorted(chosen, key=lambda active: active.name)
+
+    async def totals(
+        self, topic: str | None = None, most: int | None = None
+    ) -> list[tuple[ActiveSubscription, SubscriptionTotals]]:
+        """Return all subscriptions, those of one topic, or the first so many, by name, in numbers of all partitions."""
+        found: list[tuple[ActiveSubscription, SubscriptionTotals]] = []
+        ends: dict[str, int] = {}  # of a topic, added up once
+        async for some in portions(self._sorted(topic)[:most], TOTALS_AT_ONCE):
+            for active in some:
+                if active.topic not in ends:
+                    ends[active.topic] = sum(log.end_offset for log in active.logs.values())
+                if not active.gone:
+                    found.append((active, active.subscription.totals(ends[active.topic])))
+        return found
+
+    async def list_totals(self, topic: str | None = None) -> list[dict[str, Any]]:
+        """Return what list_all() does, with the numbers of all partitions together and the fault of each."""
+        return [
+            {**msgspec.structs.asdict(totals), **self._summary(active), "fault": active.fault}
+            for active, totals in await self.totals(topic)
+        ]
 
     def _summary(self, active: ActiveSubscription) -> dict[str, Any]:
         return {
@@ -202,7 +232,11 @@ class SubscriptionManager:
     async def describe(self, subscription_id: str) -> dict[str, Any]:
         """Return a subscription in numbers. Raises UnknownSubscription."""
         active = self.active(subscription_id)
-        numbers = msgspec.to_builtins(active.subscription.describe(active.ends()))
+        ends = active.ends()
+        partitions: list[PartitionReport] = []
+        async for some in portions(active.subscription.partitions(ends), PARTITIONS_AT_ONCE):
+            partitions += some
+        numbers = msgspec.to_builtins(active.subscription.describe(ends, partitions))
         oldest = await self._oldest_unacked_ms(active)
         age = None if oldest is None else max(0, now_ms() - oldest) / 1000
         return {**numbers, **self._summary(active), **numbers, "oldest_unacked_age": age, "fault": active.fault}

@@ -27,7 +27,7 @@ from qb.core.subscriptions.subscription_options import (
     SubscriptionOptions,
     check_between,
 )
-from qb.core.subscriptions.subscription_report import SubscriptionReport
+from qb.core.subscriptions.subscription_report import PartitionReport, SubscriptionReport, SubscriptionTotals
 from qb.core.subscriptions.subscription_state import SubscriptionState
 from qb.core.wire.errors import BadRequest, SubscriptionBusy
 
@@ -129,9 +129,17 @@ class Subscription:
         """How many messages were nacked since the start."""
         return self._state.nacked
 
-    def describe(self, ends: Mapping[int, int]) -> SubscriptionReport:
-        """Return the subscription in numbers, given the visible end of each partition."""
-        return report.describe(self._state, ends)
+    def describe(self, ends: Mapping[int, int], partitions: list[PartitionReport] | None = None) -> SubscriptionReport:
+        """Return the subscription in numbers, given the visible end of each partition, and partitions() if known."""
+        return report.describe(self._state, ends, partitions)
+
+    def totals(self, ends: int) -> SubscriptionTotals:
+        """Return the numbers of all partitions together, given the sum of their visible ends."""
+        return report.totals_of(self._state, ends)
+
+    def partitions(self, ends: Mapping[int, int]) -> Iterator[PartitionReport]:
+        """Yield the numbers of each partition; others may run in between."""
+        return report.partitions(self._state, ends)
 
     def explain(self, partition: int, offset: int, end: int, now: float) -> str:
         """Say where a message is and why, given the visible end of its partition. Raises BadRequest."""

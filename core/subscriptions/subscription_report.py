@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
 from qb.core.subscriptions.messages.cursor import Cursor
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
-from qb.core.subscriptions.messages.leases import Lease
+from qb.core.subscriptions.messages.leases import Lease, LeaseIndex
 from qb.core.subscriptions.messages.message_records import MessagePlace, MessageRecord
 from qb.core.subscriptions.subscription_state import MAX_WAITING, SubscriptionState
 
@@ -37,6 +37,21 @@ class SubscriberReport(msgspec.Struct, frozen=True):
     active: bool  # False: it stands by
 
 
+class SubscriptionTotals(msgspec.Struct, frozen=True):
+    """A subscription in numbers that cost the same however many partitions and messages it has."""
+
+    subscription_id: str
+    mode: str
+    paused: bool
+    outage: bool  # is the breaker open?
+    lag: int  # messages not settled
+    in_flight: int
+    waiting: int
+    redelivered: int
+    dead_lettered: int
+    position: int  # of all partitions together: it moves with every delivery and every seek
+
+
 class SubscriptionReport(msgspec.Struct, frozen=True):
     """A subscription in numbers."""
 
@@ -60,21 +75,16 @@ def floor(state: SubscriptionState, cursor: Cursor) -> int:
     return min(min(cursor.waiting, default=cursor.next), *leased, cursor.next)
 
 
-def describe(state: SubscriptionState, ends: Mapping[int, int]) -> SubscriptionReport:
+def describe(
+    state: SubscriptionState, ends: Mapping[int, int], known: list[PartitionReport] | None = None
+) -> SubscriptionReport:
     """Return the numbers; `ends` are the visible ends of the partitions."""
-    partitions = [_partition(state, cursor, ends[cursor.partition]) for cursor in state.cursors.values()]
     active = set(state.round_robin)
+    totals = msgspec.structs.asdict(totals_of(state, sum(ends.values())))
+    del totals["position"]
     return SubscriptionReport(
-        subscription_id=state.name,
-        mode=state.options.mode,
-        paused=state.paused,
-        outage=state.breaker.open,
-        lag=sum(report.lag for report in partitions),
-        in_flight=sum(report.in_flight for report in partitions),
-        waiting=sum(report.waiting for report in partitions),
-        redelivered=state.redelivered,
-        dead_lettered=state.dead_lettered,
-        partitions=partitions,
+        **totals,
+        partitions=list(partitions(state, ends)) if known is None else known,
         subscribers=[
             SubscriberReport(member.name, member.in_flight, member.unsaved, member.window, member in active)
             for member in state.subscribers.values()
@@ -82,12 +92,41 @@ def describe(state: SubscriptionState, ends: Mapping[int, int]) -> SubscriptionR
     )
 
 
-def _partition(state: SubscriptionState, cursor: Cursor, end: int) -> PartitionReport:
-    indexes = (subscriber.partitions().get(cursor.partition) for subscriber in state.subscribers.values())
-    in_flight = sum(index.count for index in indexes if index is not None)
-    waiting = len(cursor.waiting)
+def totals_of(state: SubscriptionState, ends: int) -> SubscriptionTotals:
+    """Return the numbers of all partitions together; `ends` is the sum of their visible ends."""
+    in_flight = sum(subscriber.in_flight for subscriber in state.subscribers.values())
+    return SubscriptionTotals(
+        subscription_id=state.name,
+        mode=state.options.mode,
+        paused=state.paused,
+        outage=state.breaker.open,
+        lag=max(0, ends - state.delivered) + in_flight + state.waiting,
+        in_flight=in_flight,
+        waiting=state.waiting,
+        redelivered=state.redelivered,
+        dead_lettered=state.dead_lettered,
+        position=state.delivered,
+    )
+
+
+def partitions(state: SubscriptionState, ends: Mapping[int, int]) -> Iterator[PartitionReport]:
+    """Yield each partition that has an end; others may run in between."""
+    leased: dict[int, list[LeaseIndex]] = {}
+    for subscriber in state.subscribers.values():
+        for partition, index in subscriber.partitions().items():
+            leased.setdefault(partition, []).append(index)
+    for cursor in list(state.cursors.values()):
+        if cursor.partition in ends:
+            yield _partition(
+                cursor, ends[cursor.partition], [each for each in leased.get(cursor.partition, ()) if each]
+            )
+
+
+def _partition(cursor: Cursor, end: int, leased: list[LeaseIndex]) -> PartitionReport:
+    in_flight, waiting = sum(index.count for index in leased), len(cursor.waiting)
+    lowest = min([cursor.next, *cursor.waiting, *(index.first for index in leased)])
     lag = max(0, end - cursor.next) + in_flight + waiting
-    return PartitionReport(cursor.partition, floor(state, cursor), cursor.next, end, lag, in_flight, waiting)
+    return PartitionReport(cursor.partition, lowest, cursor.next, end, lag, in_flight, waiting)
 
 
 def explain(state: SubscriptionState, partition: int, offset: int, end: int, now: float) -> str:

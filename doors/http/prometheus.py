@@ -5,6 +5,7 @@ docs/METRICS.md lists what there is.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import inf
 
@@ -16,9 +17,11 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from qb.core.broker.message_broker import MessageBroker
+from qb.core.pacing import portions
 from qb.core.wire.version import __version__
 from qb.storage.measures import Histogram
 
+LOGS_AT_ONCE = 200  # whose state is read between two checkpoints
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _own = CollectorRegistry()
@@ -38,24 +41,27 @@ class GatheredMetrics(CollectorRegistry):
 
 
 async def render(broker: MessageBroker) -> bytes:
-    """Return all metrics as text: gathered in one step of the event loop, written in a thread."""
-    families = [*_own.collect(), *collect(broker)]
+    """Return all metrics as text: gathered in portions, written in a thread."""
+    families = [*_own.collect(), *await collect(broker)]
     return await trio.to_thread.run_sync(generate_latest, GatheredMetrics(families))
 
 
-def collect(broker: MessageBroker) -> Iterator[Metric]:
-    """Return every metric of the broker as it stands."""
+async def collect(broker: MessageBroker) -> list[Metric]:
+    """Return every metric of the broker; what there may be many of is gathered in portions."""
+    many = [*await _logs(broker), *await _subscriptions(broker), *await _groups(broker)]
+    return [*many, *_few(broker)]
+
+
+def _few(broker: MessageBroker) -> Iterator[Metric]:
+    """Return the metrics whose number does not grow with what the broker holds."""
     yield InfoMetricFamily("qb_build", "The broker that answers.", {"version": __version__})
-    yield from _logs(broker)
     yield from _storage(broker)
-    yield from _subscriptions(broker)
-    yield from _groups(broker)
     yield from _transactions(broker)
     yield from _doors(broker)
     yield from _recovery(broker)
 
 
-def _logs(broker: MessageBroker) -> Iterator[Metric]:
+async def _logs(broker: MessageBroker) -> list[Metric]:
     by_topic, by_partition = ["topic"], ["topic", "partition"]
     published = _counter("qb_published_messages", "Messages made durable since the start.", by_topic)
     size = _counter("qb_published_bytes", "Bytes of frames and seals made durable since the start.", by_topic)
@@ -66,18 +72,24 @@ def _logs(broker: MessageBroker) -> Iterator[Metric]:
     healthy = _gauge(
         "qb_log_healthy", "1 while the log takes messages, 0 if it is poisoned, damaged or held.", by_partition
     )
-    for name, topic in broker.engine.topics().items():
-        logs = [broker.engine.log(name, number) for number in range(topic.partitions)]
-        published.add_metric([name], sum(log.published_messages for log in logs))
-        size.add_metric([name], sum(log.published_bytes for log in logs))
-        for log in logs:
-            state, where = log.state(), [name, str(log.partition)]
+    messages: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    topics = broker.engine.topics().items()
+    logs = [broker.engine.log(name, number) for name, topic in topics for number in range(topic.partitions)]
+    async for some in portions(logs, LOGS_AT_ONCE):
+        for log in some:
+            messages[log.topic] += log.published_messages
+            sizes[log.topic] += log.published_bytes
+            state, where = log.state(), [log.topic, str(log.partition)]
             kept.add_metric(where, state.bytes)
             segments.add_metric(where, state.segments)
             first.add_metric(where, state.first_offset)
             end.add_metric(where, state.next_offset)
             healthy.add_metric(where, state.status == "ok")
-    yield from (published, size, kept, segments, first, end, healthy)
+    for name in messages:
+        published.add_metric([name], messages[name])
+        size.add_metric([name], sizes[name])
+    return [published, size, kept, segments, first, end, healthy]
 
 
 def _storage(broker: MessageBroker) -> Iterator[Metric]:
@@ -91,7 +103,7 @@ def _storage(broker: MessageBroker) -> Iterator[Metric]:
     yield failed
 
 
-def _subscriptions(broker: MessageBroker) -> Iterator[Metric]:
+async def _subscriptions(broker: MessageBroker) -> list[Metric]:
     labels = ["topic", "subscription"]
     delivered = _counter("qb_delivered_messages", "Messages pushed to subscribers since the start.", labels)
     size = _counter("qb_delivered_bytes", "Bytes of frames pushed to subscribers since the start.", labels)
@@ -104,35 +116,32 @@ def _subscriptions(broker: MessageBroker) -> Iterator[Metric]:
     waiting = _gauge("qb_subscription_waiting_messages", "Messages to be delivered again.", labels)
     subscribers = _gauge("qb_subscription_subscribers", "Subscribers that have joined.", labels)
     stuck = _gauge("qb_subscription_stuck", "1 while it stands still: paused, in an outage, or unreadable.", labels)
-    for live in broker.subscriptions.deliveries:
-        who, numbers = [live.topic, live.name], live.subscription.describe(live.ends())
-        delivered.add_metric(who, live.delivered_messages)
-        size.add_metric(who, live.delivered_bytes)
-        acks.add_metric(who, live.subscription.acked)
-        nacks.add_metric(who, live.subscription.nacked)
+    for active, numbers in await broker.subscriptions.totals():
+        who = [active.topic, active.name]
+        delivered.add_metric(who, active.delivered_messages)
+        size.add_metric(who, active.delivered_bytes)
+        acks.add_metric(who, active.subscription.acked)
+        nacks.add_metric(who, active.subscription.nacked)
         redelivered.add_metric(who, numbers.redelivered)
         dead.add_metric(who, numbers.dead_lettered)
         lag.add_metric(who, numbers.lag)
         flight.add_metric(who, numbers.in_flight)
         waiting.add_metric(who, numbers.waiting)
-        subscribers.add_metric(who, len(live.sinks))
-        stuck.add_metric(who, numbers.paused or numbers.outage or live.fault is not None)
-    yield from (delivered, size, acks, nacks, redelivered, dead, lag, flight, waiting, subscribers, stuck)
+        subscribers.add_metric(who, len(active.sinks))
+        stuck.add_metric(who, numbers.paused or numbers.outage or active.fault is not None)
     latency = broker.subscriptions.deliveries.deliver_seconds
-    yield _histogram("qb_publish_deliver_seconds", "From a message's timestamp to its first push.", latency)
+    first = _histogram("qb_publish_deliver_seconds", "From a message's timestamp to its first push.", latency)
+    return [delivered, size, acks, nacks, redelivered, dead, lag, flight, waiting, subscribers, stuck, first]
 
 
-def _groups(broker: MessageBroker) -> Iterator[Metric]:
+async def _groups(broker: MessageBroker) -> list[Metric]:
     lag = _gauge("qb_group_lag_messages", "Messages from the committed offset to the end.", ["group", "topic"])
     members = _gauge("qb_group_members", "Members of a group.", ["group"])
-    for group in broker.groups.views():
-        members.add_metric([group.group], len(group.members))
-        by_topic: dict[str, int] = {}
-        for each in group.partitions:
-            by_topic[each.topic] = by_topic.get(each.topic, 0) + (each.lag or 0)
-        for topic, behind in by_topic.items():
+    for group in await broker.groups.overviews():
+        members.add_metric([group.group], group.members)
+        for topic, behind in group.lag_by_topic.items():
             lag.add_metric([group.group, topic], behind)
-    yield from (lag, members)
+    return [lag, members]
 
 
 def _transactions(broker: MessageBroker) -> Iterator[Metric]:

@@ -199,7 +199,7 @@ async def test_a_restart_says_what_it_recovered(a_broker):
 async def test_names_follow_the_conventions_and_the_page_about_them_lists_each(a_broker):
     async with a_broker() as connect:
         await (await connect.http()).ok("GET", "/health")
-        families = {family.name: family for family in collect(connect.broker)}
+        families = {family.name: family for family in await collect(connect.broker)}
     page = (ROOT / "docs" / "METRICS.md").read_text()
     listed = set(re.findall(r"`(qb_\w+)`", page))
     shown = {f"{name}_total" if family.type == "counter" else name for name, family in families.items()}

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from qb.core.subscriptions.push_decisions import DeadLetterDecision, PushDecision
 from qb.core.subscriptions.save_urgency import SaveUrgency
-from qb.core.subscriptions.snapshot import SnapshotChanges, SubscriptionSnapshot, merged
+from qb.core.subscriptions.snapshot import PartitionSnapshot, SnapshotChanges, SubscriptionSnapshot, merged
 from qb.core.subscriptions.subscription import Subscription
 from qb.core.subscriptions.subscription_options import RetryBackoff, SubscriptionMode, SubscriptionOptions
 
@@ -71,6 +71,19 @@ class Save(NamedTuple):
     whole: SubscriptionSnapshot
     model: Model
     acks: int  # how many of the acks so far it has
+
+
+def told(snapshot: SubscriptionSnapshot) -> Any:
+    """Return what a snapshot says, however its messages are put into runs."""
+    partitions = {
+        each.partition: (each.start, each.next, {at: run_of[3:] for run_of, at in opened(each)})
+        for each in snapshot.partitions
+    }
+    return partitions, snapshot.paused, snapshot.redelivered, snapshot.dead_lettered
+
+
+def opened(partition: PartitionSnapshot) -> list[tuple[Any, int]]:
+    return [(msgspec.structs.astuple(run), offset) for run in partition.open for offset in run.offsets]
 
 
 class Machine(RuleBasedStateMachine):
@@ -362,7 +375,7 @@ class Machine(RuleBasedStateMachine):
         self.durable = self.saves.pop(0)
         changes = self.durable.changes
         self.stored = merged(self.stored, changes.head, changes.partitions)
-        assert self.stored == self.durable.whole, "what is stored piece by piece is the whole"
+        assert told(self.stored) == told(self.durable.whole), "what is stored piece by piece is the whole"
         counted = [ack for ack in self.acks[: self.durable.acks] if ack.subscriber in self.windows]
         assert self.subscription.saved(changes.number) == bool(counted), "says whether there is room now"
         del self.acks[: self.durable.acks]
@@ -540,7 +553,9 @@ class Machine(RuleBasedStateMachine):
         assert {each.subscriber: each.unsaved_acks for each in description.subscribers} == {
             name: self.unsaved(name) for name in self.windows
         }
-        assert description.lag == len(self.owed())
+        assert description.lag == len(self.owed()) == sum(each.lag for each in description.partitions)
+        assert description.in_flight == sum(each.in_flight for each in description.partitions)
+        assert description.waiting == sum(each.waiting for each in description.partitions)
 
     @invariant()
     def figures_that_are_kept_agree_with_a_recount(self) -> None:

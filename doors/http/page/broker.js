@@ -33,6 +33,7 @@ export const publish = (name, message) => ask(`${of("topics", name)}/messages`, 
 export const watermarks = (name, partition) => ask(`${of("topics", name)}/partitions/${partition}/offsets`);
 export const messages = (name, partition, offset, max_records) =>
   ask(`${of("topics", name)}/partitions/${partition}/messages${query({ offset, max_records })}`);
+export const subscription = (name) => ask(of("subscriptions", name));
 export const explain = (name, partition, offset) =>
   ask(`${of("subscriptions", name)}/explain${query({ offset, partition })}`);
 export const deadLetters = (name) => ask(`${of("subscriptions", name)}/dead-letters${query({ max: 100 })}`);

@@ -78,8 +78,9 @@ export class History {
     const present = new Set();
     for (const { numbers, acked_messages, delivered_messages } of subscriptions) {
       const name = numbers.subscription_id;
-      const places = numbers.partitions.map((each) => `${each.floor}/${each.next}`);
-      const mark = numbers.lag && [acked_messages, delivered_messages, numbers.dead_lettered, ...places].join();
+      const { position, in_flight, waiting, dead_lettered } = numbers;
+      const progress = [acked_messages, delivered_messages, dead_lettered, position, in_flight, waiting];
+      const mark = numbers.lag && progress.join();
       present.add(name);
       if (!numbers.lag) this.#moved.delete(name);
       else if (this.#moved.get(name)?.mark !== mark) this.#moved.set(name, { mark, at });

@@ -112,7 +112,7 @@ function subscriptions(history) {
       number("Lag", (each) => words.count(each.numbers.lag)),
       built("Last minute", () => chart((each) => history.values("lag", name(each))), "chart"),
       number("In flight", (each) => words.count(each.numbers.in_flight)),
-      number("Subscribers", (each) => words.count(each.numbers.subscribers.length)),
+      number("Subscribers", (each) => words.count(each.subscribers)),
       number("Delivered", (each) => words.rate(history.rate("delivered", name(each)))),
       built("State", () => subscriptionState(history), "state"),
     ],
@@ -153,9 +153,10 @@ function plainState({ numbers, fault }) {
 
 /** Write why the oldest message of a subscription is not settled. */
 async function explainInto(element, numbers) {
-  const where = numbers.partitions.find((each) => each.floor < each.end);
-  if (!where) return;
   try {
+    const { partitions } = await broker.subscription(numbers.subscription_id);
+    const where = partitions.find((each) => each.floor < each.end);
+    if (!where) return;
     const { text } = await broker.explain(numbers.subscription_id, where.partition, where.floor);
     write(element, `Offset ${where.floor} of partition ${where.partition}: ${text}`);
   } catch {
@@ -171,8 +172,8 @@ function groups() {
     columns: [
       text("Group", (each) => each.group, "name"),
       text("State", (each) => each.state),
-      number("Members", (each) => words.count(each.members.length)),
-      number("Lag", (each) => words.count(sum(each.partitions.map((one) => one.lag ?? 0)))),
+      number("Members", (each) => words.count(each.members)),
+      number("Lag", (each) => words.count(each.lag)),
       built("Assignment", assignment, "state"),
     ],
   });
@@ -201,5 +202,6 @@ function held(group) {
     const who = member ?? "nobody";
     found.set(who, [...(found.get(who) ?? []), place]);
   }
+  if (group.partitions_omitted) found.set("partitions", [words.count(group.partitions_omitted)]);
   return [...found];
 }

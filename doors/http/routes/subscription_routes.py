@@ -27,7 +27,7 @@ class CreateSubscriptionBody(Fields):
 
 class ListSubscriptionsQuery(Fields):
     topic: str | None = None
-    detail: bool = False  # with the numbers of each
+    detail: bool = False  # with the numbers of each, of all its partitions together
 
 
 class SeekBody(Fields):
@@ -103,10 +103,8 @@ async def create(call: RouteCall) -> RouteAnswer:
 
 async def list_all(call: RouteCall) -> RouteAnswer:
     manager = call.broker.subscriptions
-    listed = await manager.list_all(call.query.topic)
-    if call.query.detail:
-        listed = [await manager.describe(each["subscription_id"]) for each in listed]
-    return RouteAnswer(SubscriptionsBody(listed))
+    listing = manager.list_totals if call.query.detail else manager.list_all
+    return RouteAnswer(SubscriptionsBody(await listing(call.query.topic)))
 
 
 async def describe(call: RouteCall) -> RouteAnswer:

@@ -1,6 +1,6 @@
 """Everything that the live page shows at a glance, in one answer.
 
-Gathered in one step of the event loop, without reading a log: it may be asked for every second.
+Gathered in portions, without reading a log: it may be asked for every second.
 """
 
 from __future__ import annotations
@@ -8,14 +8,18 @@ from __future__ import annotations
 import msgspec
 
 from qb.core.broker.message_broker import MessageBroker
-from qb.core.groups.group_reports import GroupReport
+from qb.core.groups.group_reports import GroupOverview
+from qb.core.pacing import portions
 from qb.core.push.active_subscription import ActiveSubscription
-from qb.core.subscriptions.subscription_report import SubscriptionReport
+from qb.core.subscriptions.subscription_report import SubscriptionTotals
 from qb.core.wire.version import __version__
 from qb.doors.http.http_views import TopicView, topic_view
 from qb.doors.http.route_table import RouteAnswer, RouteCall, RouteRow
 from qb.doors.http.routes.service_routes import StatusBody, readiness
 from qb.storage.measures import Histogram
+
+LISTED = 1_000  # topics, subscriptions and groups in one answer
+TOPICS_AT_ONCE = 10  # that are added up between two checkpoints, whatever number of partitions they have
 
 
 class TopicNumbers(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +34,8 @@ class SubscriptionNumbers(msgspec.Struct, frozen=True, kw_only=True):
     """A subscription, and how much of it was done since the broker's start."""
 
     topic: str
-    numbers: SubscriptionReport
+    numbers: SubscriptionTotals
+    subscribers: int
     delivered_messages: int
     acked_messages: int
     fault: str | None  # why it stands still, if its log cannot be read
@@ -44,26 +49,38 @@ class Latency(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The broker at a glance. Counts begin at zero when it starts."""
+    """The broker at a glance, at most LISTED of each kind by name. Counts begin at zero when it starts."""
 
     version: str
     status: StatusBody
     topics: list[TopicNumbers]
     subscriptions: list[SubscriptionNumbers]
-    groups: list[GroupReport]
+    groups: list[GroupOverview]
+    omitted: dict[str, int]  # how many topics, subscriptions and groups are not listed
     fsync: Latency
     connections: dict[str, int]
 
 
 async def summary(call: RouteCall) -> RouteAnswer:
     broker = call.broker
+    topics = sorted(broker.engine.topics())
+    shown: list[TopicNumbers] = []
+    async for some in portions(topics[:LISTED], TOPICS_AT_ONCE):
+        shown += [_topic(broker, name) for name in some if name in broker.engine.topics()]
+    subscriptions = await broker.subscriptions.totals(most=LISTED)
+    groups = await broker.groups.overviews(most=LISTED)
     return RouteAnswer(
         Summary(
             version=__version__,
             status=readiness(broker),
-            topics=[_topic(broker, name) for name in sorted(broker.engine.topics())],
-            subscriptions=[_subscription(each) for each in sorted(broker.subscriptions.deliveries, key=_name)],
-            groups=broker.groups.views(),
+            topics=shown,
+            subscriptions=[_subscription(*each) for each in subscriptions],
+            groups=groups,
+            omitted={
+                "topics": max(0, len(topics) - LISTED),
+                "subscriptions": max(0, len(broker.subscriptions.deliveries) - LISTED),
+                "groups": max(0, len(broker.groups) - LISTED),
+            },
             fsync=_latency(broker.engine.measures.sync_seconds),
             connections=dict(broker.metrics.connections),
         )
@@ -80,18 +97,15 @@ def _topic(broker: MessageBroker, name: str) -> TopicNumbers:
     )
 
 
-def _subscription(live: ActiveSubscription) -> SubscriptionNumbers:
+def _subscription(active: ActiveSubscription, numbers: SubscriptionTotals) -> SubscriptionNumbers:
     return SubscriptionNumbers(
-        topic=live.topic,
-        numbers=live.subscription.describe(live.ends()),
-        delivered_messages=live.delivered_messages,
-        acked_messages=live.subscription.acked,
-        fault=live.fault,
+        topic=active.topic,
+        numbers=numbers,
+        subscribers=len(active.sinks),
+        delivered_messages=active.delivered_messages,
+        acked_messages=active.subscription.acked,
+        fault=active.fault,
     )
-
-
-def _name(live: ActiveSubscription) -> str:
-    return live.name
 
 
 def _latency(histogram: Histogram) -> Latency:
