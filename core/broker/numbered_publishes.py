@@ -11,6 +11,7 @@ from qb.core.broker.append_service import AppendService
 from qb.core.broker.producer_secrets import ProducerSecrets
 from qb.core.broker.producers import NumberedRange, Producer, Producers
 from qb.core.broker.repeated_publishes import Found, compare
+from qb.core.pacing import AT_ONCE
 from qb.core.wire.errors import BadRequest, BrokerError
 from qb.core.wire.whole_numbers import whole_number
 from qb.storage.engine import AppendRun, Done, PartitionLog
@@ -74,7 +75,7 @@ class NumberedPublishes:
             return log, log.next_offset, limit, same_key, 0, False
         stored, new = producer.judge(number, self)
         if stored is not None:
-            return stored.log, stored.first_offset, stored.size, False, 0, True
+            return stored.log, stored.first_offset, min(stored.size, AT_ONCE), False, 0, True
         return log, log.next_offset, limit or new, same_key, producer.producer_id, False
 
     def append(self, log: PartitionLog, run: AppendRun) -> Wait | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from enum import Enum
 from itertools import groupby
 
+from qb.core.pacing import spend
 from qb.core.wire.errors import OffsetOutOfRange, UnknownTopic
 from qb.core.wire.frames import frame_length
 from qb.storage.engine import AppendRun, PartitionLog
@@ -26,7 +27,8 @@ class Found(Enum):
 async def compare(run: AppendRun, log: PartitionLog) -> list[tuple[Found, int]]:
     """Say of each message of a run what the log has at its offset, and of how many in a row.
 
-    The frames are as they would be stored, but without a timestamp where the publisher gave none. Everything at these
+    A run has at most qb.core.pacing.AT_ONCE messages, as NumberedPublishes plans it: they are compared in one step. The
+    frames are as they would be stored, but without a timestamp where the publisher gave none. Everything at these
     offsets must be durable, or have been. Raises LogDamaged, Internal.
     """
     found: list[Found] = []
@@ -47,6 +49,7 @@ async def _compare_some(run: AppendRun, at: int, log: PartitionLog) -> Sequence[
             raise
         return [Found.GONE] * min(left, log.first_offset - offset)
     pairs = zip(run.positions[at:], chunk.positions, strict=False)
+    spend(left)
     return [_compare_frames(_frame(run.data, sent), _frame(chunk.data, stored)) for sent, stored in pairs]
 
 

@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from qb import BrokerClient, OutOfSequence
+from qb.core.pacing import AT_ONCE, counted
 from qb.core.wire.frames import Frame, MessageType, decode_frame, encode_frame, frame_length
 from tests.support.brokers import BrokerProcess
 from tests.support.peers import Peer, TrioPeer, identity
@@ -194,6 +195,19 @@ async def test_a_run_that_is_sent_again_is_confirmed_with_its_first_offsets(
         again = await continued(connect, hello)
         found = await answers(again, publishes(1, [*bodies, b"new"], timestamp), 301)
         assert found == {n: (str(n - 1 + (n - 1) // 100), "true") for n in range(1, 301)} | {301: ("303", None)}
+
+
+async def test_many_publishes_that_are_sent_again_are_compared_in_portions(a_broker) -> None:
+    bodies = [b"%05d" % n for n in range(20_000)]
+    async with a_broker() as connect:
+        peer, hello = await introduced(connect)
+        await peer.ask(MessageType.CREATE_TOPIC, 2**63 + 1, topic="a")
+        await answers(peer, publishes(1, bodies), len(bodies))
+        again = await continued(connect, hello)
+        with counted() as work:
+            found = await answers(again, publishes(1, bodies), len(bodies))
+        assert found == {n: (str(n - 1), "true") for n in range(1, 20_001)}
+        assert 0 < work.most <= AT_ONCE
 
 
 async def test_of_a_run_only_the_messages_that_differ_are_refused(a_broker) -> None:
