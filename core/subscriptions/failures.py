@@ -67,7 +67,7 @@ def died(state: SubscriptionState, name: str, now: float) -> None:
     records = _remove(state, subscriber)
     started = _maybe_started(records, named, subscriber.announces)
     if len(started) > 1:
-        _suspect(state, started, together=bool(named))
+        _suspect(state, started, announced=bool(named))
     for record in records:
         if started == [record]:
             record.alone = True
@@ -85,10 +85,10 @@ def _maybe_started(records: list[MessageRecord], named: set[tuple[int, int]], an
     return records
 
 
-def _suspect(state: SubscriptionState, suspects: list[MessageRecord], together: bool) -> None:
+def _suspect(state: SubscriptionState, suspects: list[MessageRecord], announced: bool) -> None:
     """Charge no message yet. One that was named with others, or is suspect for the second time, goes out alone next."""
     for record in suspects:
-        record.alone = record.alone or together or bool(record.deaths)
+        record.alone = record.alone or announced or bool(record.deaths)
     state.suspect(suspects)
 
 

@@ -88,8 +88,8 @@ class JoinedSubscriber:
         index = self._leases.get(partition)
         near = index.near(run[0], run[-1]) if index is not None and run else []
         cuts = [lease.offsets.start for lease in near[AT_ONCE::AT_ONCE]]
-        places = [0, *(max(0, -((run.start - cut) // run.step)) for cut in cuts), len(run)]
-        return [part for first, end in pairwise(places) if (part := run[first:end])] or [run]
+        borders = [0, *(max(0, -((run.start - cut) // run.step)) for cut in cuts), len(run)]
+        return [part for first, end in pairwise(borders) if (part := run[first:end])] or [run]
 
     def holds(self, partition: int, offset: int) -> bool:
         """Return whether it holds this message."""

@@ -43,7 +43,7 @@ class Lease:
         part = self.offsets if part is None else part
         if self._held is None or not part:
             return [part] if part else []
-        marks = self._held[self._places(part)]
+        marks = self._held[self._slice(part)]
         runs = []
         at = marks.find(1)
         while at >= 0:
@@ -60,12 +60,12 @@ class Lease:
         if not self.count:
             self.offsets, self._held, self.due = self.offsets[:0], None, NEVER
         elif released:
-            places = self._places(part)
-            if self._held is None and places.step == 1 and places.start == 0:
-                self.offsets = self.offsets[places.stop :]  # acks in order
+            part_slice = self._slice(part)
+            if self._held is None and part_slice.step == 1 and part_slice.start == 0:
+                self.offsets = self.offsets[part_slice.stop :]  # acks in order
             else:
                 self._held = self._held or bytearray(b"\1") * len(self.offsets)
-                self._held[places] = bytes(len(part))
+                self._held[part_slice] = bytes(len(part))
                 self._trim()
         return released
 
@@ -73,7 +73,7 @@ class Lease:
         """Return a new lease of what is held of the part; this one holds it no longer. Some of it must be held."""
         new = Lease(self.subscriber, self.partition, part, self.attempt, self.recorded, self.since)
         if self._held is not None:
-            new._held = self._held[self._places(part)]
+            new._held = self._held[self._slice(part)]
         new.count = sum(map(len, self.release(part)))
         new._trim()
         return new
@@ -90,7 +90,7 @@ class Lease:
         if self.count == len(marks):
             self._held = None
 
-    def _places(self, part: range) -> slice:
+    def _slice(self, part: range) -> slice:
         """Return where the marks of a run out of its offsets are."""
         first, last = self.offsets.index(part[0]), self.offsets.index(part[-1])
         return slice(first, last + 1, max(1, part.step // self.offsets.step))
