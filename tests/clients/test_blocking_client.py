@@ -55,7 +55,7 @@ def test_the_first_use_connects(scripted: ScriptedBroker) -> None:
 def test_disconnecting_does_not_wait_for_a_thread_that_stands_aside(
     scripted: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qb.clients.blocking.link.ASIDE", 3600.0)
+    monkeypatch.setattr("qb.clients.blocking.connection.link_thread.STAND_ASIDE", 3600.0)
     client = BrokerClient(port=scripted.port)
     for _ in range(3):
         client.ping()  # who waits for one answer reads for itself: the thread leaves the socket alone

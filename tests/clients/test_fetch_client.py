@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from qb import AsyncBrokerClient, BadRequest, BrokerClient, OffsetOutOfRange, UnknownPartition, UnknownTopic
+from qb.clients.blocking.connection.connection_states import Phase
 from qb.clients.blocking.read_ahead import MOST
 from qb.clients.protocol.conversation import Conversation
 from qb.clients.protocol.fetch_requests import BulkFetchRequest, FetchRequest, fetched, portion_in, raw_fetched
@@ -129,7 +130,7 @@ def test_a_fetch_does_not_wait_for_the_one_that_it_sends_ahead(tmp_path: Path, m
             def answer_and_die(*arguments: Any) -> Frame:
                 found = answer(*arguments)
                 broker.kill()
-                client._link._up = False  # as it is as soon as the link's thread has noticed
+                client._link._connection.phase = Phase.GREETING  # as it is as soon as the link's thread has noticed
                 return found
 
             monkeypatch.setattr(client._link, "answer", answer_and_die)
@@ -145,7 +146,7 @@ def test_more_partitions_than_are_read_ahead_leave_nothing_behind(client: Broker
         at = 0
         for _ in range(2):
             at = client.fetch(f"{topic}-wide", partition, at, max_messages=3).next_offset
-    assert len(client._link._calls) <= len(client._read_ahead._ahead) == MOST
+    assert len(client._link._connection.calls) <= len(client._read_ahead._ahead) == MOST
     assert bodies(client.fetch(f"{topic}-wide", 0, 6, max_messages=3)) == [b"6", b"7", b"8"]
 
 

@@ -222,7 +222,7 @@ def test_a_handler_of_a_consumer_may_fork_and_its_child_exit_out_of_run(client):
     consumer, statuses, sockets = client.consumer("g", "t"), [], []
 
     def handler(message: Message) -> None:
-        sockets.append(consumer._member.link._socket)
+        sockets.append(consumer._member.link._connection.socket)
         if not (pid := os.fork()):
             sys.exit(7)
         statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
@@ -270,7 +270,7 @@ def test_a_child_holds_no_descriptor_of_its_parents_connection(client):
         links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
         return {os.readlink(link) for link in links if os.path.islink(link)}
 
-    name = os.readlink(f"/proc/self/fd/{client._link._socket.fileno()}")
+    name = os.readlink(f"/proc/self/fd/{client._link._connection.socket.fileno()}")
     assert name in sockets()
     assert name not in child(sockets)
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qb import AsyncBrokerClient, BrokerClient, PublishFailed, UnknownPartition
-from qb.clients.blocking.link import _hang_up
+from qb.clients.blocking.connection.socket_calls import hang_up
 from qb.clients.protocol.partition_spread import PARTITIONS_KNOWN_FOR, RUN, PartitionSpread, TopicRoutes, partition_of
 from qb.clients.protocol.receipts import SpreadOffsets, SpreadRun, StoredRun
 from tests.support.brokers import BrokerProcess
@@ -105,7 +105,7 @@ def test_every_body_is_stored_once_across_lost_connections(shared: BrokerProcess
         def bodies() -> Iterator[bytes]:
             for number, body in enumerate(sent):
                 if number in (9_000, 20_000):
-                    _hang_up(client._link._socket)
+                    hang_up(client._link._connection.socket)
                 yield body
 
         sent = [body.ljust(100) for body in numbered(30_000)]

@@ -196,7 +196,7 @@ def test_a_call_made_before_the_broker_is_up_succeeds_when_it_comes() -> None:
     done = threading.Event()
     thread = threading.Thread(target=lambda: (client.publish("orders", b"x"), done.set()))
     thread.start()
-    while not client._link._trouble.failures:  # the first attempt has been refused
+    while not client._link._connection.trouble.failures:  # the first attempt has been refused
         assert not done.wait(0.01)
     with ScriptedBroker(port=port) as broker:
         assert done.wait(20)

@@ -1,0 +1,116 @@
+"""The thread of a link: connects, reads, and connects again when the connection is lost."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+from qb.clients.blocking.connection.connection_states import ASIDE, DutyEvent, Phase, PhaseEvent, next_phase
+from qb.clients.blocking.connection.shared_connection import SharedConnection
+from qb.clients.blocking.connection.socket_calls import connect, hang_up, is_readable, limit_waiting
+from qb.clients.protocol.client_errors import QBError
+from qb.clients.protocol.reconnecting import ReconnectBackoff
+from qb.core.wire.errors import PeerMisbehaved
+
+STAND_ASIDE = 0.05  # seconds that the thread leaves the socket to callers after one of them has read it
+RECEIVE_WITHIN = 1.0  # seconds that a caller who reads waits in the kernel before it looks at its deadline again
+ENDS = (OSError, EOFError, PeerMisbehaved, QBError)  # what ends a connection, and is answered with another one
+
+
+class LinkThread:
+    """One span from open() to close(). It begins when the one before has ended."""
+
+    def __init__(self, connection: SharedConnection, heartbeat_interval: float, before: LinkThread | None) -> None:
+        self._connection, self._heartbeat_interval, self._before = connection, heartbeat_interval, before
+        self._closing = threading.Event()
+        name = f"qb {connection.host}:{connection.port}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Have it end; called with the connection's guard entered."""
+        self._closing.set()
+        self._connection.duty.on(DutyEvent.NEED)
+        self._connection.needed.set()  # it may be standing aside
+        hang_up(self._connection.socket)
+
+    def join(self) -> None:
+        """Return when it has ended, unless it is the caller."""
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        if self._before is not None:
+            self._before.join()
+            self._before = None
+        backoff = ReconnectBackoff()
+        while not self._closing.is_set():
+            try:
+                self._advance(PhaseEvent.ATTEMPT)
+                sock = self._connect()
+                self._greet(sock)
+                backoff.reset()
+                self._converse(sock)
+            except ENDS as error:
+                self._note(error)
+            finally:
+                self._connection.lost()
+            self._closing.wait(backoff.pause())
+        if self._connection.phase is not Phase.DOWN:
+            self._advance(PhaseEvent.ENDED)
+
+    def _advance(self, event: PhaseEvent) -> None:
+        with self._connection.changed:
+            self._connection.phase = next_phase(self._connection.phase, event)
+
+    def _note(self, error: BaseException) -> None:
+        with self._connection.changed:
+            self._connection.trouble.note(error)
+            self._connection.changed.notify_all()
+
+    def _connect(self) -> socket.socket:
+        sock = connect(self._connection.host, self._connection.port)
+        self._connection.connected(sock)
+        if self._closing.is_set():
+            hang_up(sock)
+        return sock
+
+    def _greet(self, sock: socket.socket) -> None:
+        """Return when the broker has welcomed us."""
+        connection = self._connection
+        with connection.changed:
+            hello = connection.conversation.open()
+        sock.sendall(hello)
+        with connection.reading:
+            while not connection.up:
+                connection.receive(sock)
+                connection.handle_events(sock)
+        limit_waiting(sock, RECEIVE_WITHIN, self._heartbeat_interval)
+
+    def _converse(self, sock: socket.socket) -> None:
+        """Read until the connection ends, which always raises."""
+        connection, silent = self._connection, False
+        while True:
+            self._stand_aside()
+            with connection.reading:
+                if is_readable(sock, self._heartbeat_interval):
+                    connection.receive(sock)
+                    silent = False
+                    connection.handle_events(sock)
+                elif silent:
+                    raise ConnectionError("it was silent for two heartbeat intervals")
+                else:
+                    silent = True
+                    connection.show_life(sock, connection.conversation.heartbeat())
+
+    def _stand_aside(self) -> None:
+        """Leave the socket to callers for as long as they read it themselves."""
+        connection, event = self._connection, DutyEvent.TURN
+        while True:
+            if connection.duty.changes_at(event):
+                with connection.lock:
+                    connection.duty.on(event)
+            if connection.duty.state not in ASIDE or connection.needed.wait(STAND_ASIDE):
+                break
+            event = DutyEvent.ELAPSED
+        connection.needed.clear()

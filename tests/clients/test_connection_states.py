@@ -1,0 +1,132 @@
+"""The tables behind a blocking client's connection: every state with every event."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qb.clients.blocking.connection.connection_states import (
+    ALONE,
+    ASIDE,
+    DUTIES,
+    PHASES,
+    Duty,
+    DutyEvent,
+    Phase,
+    PhaseEvent,
+    ReadingDuty,
+    next_phase,
+)
+
+# For each phase what ATTEMPT, CONNECTED, WELCOMED, LOST, ENDED make of it; a dash: it cannot happen.
+PHASE_TABLE = """
+down:          connecting   -           -    -             -
+connecting:    -            greeting    -    backing_off   -
+greeting:      -            -           up   backing_off   -
+up:            -            -           -    backing_off   -
+backing_off:   connecting   -           -    -             down
+"""
+# For each duty what TURN, ELAPSED, CALLER_READ, NEED, BULK_BEGAN, BULK_ENDED, PUSHED, LOST make of it.
+DUTY_TABLE = """
+reads:       reads    reads      may_leave  needed     bulk    reads      pushes  reads
+needed:      reads    needed     needed     needed     bulk    needed     pushes  reads
+may_leave:   aside    may_leave  may_leave  needed     bulk    may_leave  pushes  reads
+aside:       aside    reads      in_use     reads      bulk    aside      pushes  reads
+in_use:      in_use   aside      in_use     may_leave  bulk    in_use     pushes  reads
+bulk:        bulk     bulk       bulk       bulk       bulk    reads      pushes  reads
+pushes:      pushes   pushes     pushes     pushes     pushes  pushes     pushes  reads
+"""
+
+
+def rows(table: str) -> dict[str, list[str]]:
+    lines = (line.split() for line in table.strip().splitlines())
+    return {state.rstrip(":").replace("_", " "): [each.replace("_", " ") for each in row] for state, *row in lines}
+
+
+@pytest.mark.parametrize(("phase", "event"), list(product(Phase, PhaseEvent)))
+def test_a_phase_and_an_event_give_the_next_phase_or_are_a_fault(phase: Phase, event: PhaseEvent) -> None:
+    expected = rows(PHASE_TABLE)[phase][list(PhaseEvent).index(event)]
+    if expected == "-":
+        with pytest.raises(RuntimeError, match=f"a connection that is {phase} cannot be: {event}"):
+            next_phase(phase, event)
+    else:
+        assert next_phase(phase, event) == expected
+
+
+@pytest.mark.parametrize(("duty", "event"), list(product(Duty, DutyEvent)))
+def test_a_duty_and_an_event_give_the_next_duty(duty: Duty, event: DutyEvent) -> None:
+    assert DUTIES[duty, event] == rows(DUTY_TABLE)[duty][list(DutyEvent).index(event)]
+
+
+def test_a_connection_is_up_only_after_it_was_connected_and_welcomed() -> None:
+    assert [pair for pair, phase in PHASES.items() if phase is Phase.UP] == [(Phase.GREETING, PhaseEvent.WELCOMED)]
+    assert [pair for pair, phase in PHASES.items() if phase is Phase.GREETING] == [
+        (Phase.CONNECTING, PhaseEvent.CONNECTED)
+    ]
+
+
+def test_every_phase_is_reached_from_the_first_one() -> None:
+    reached = {Phase.DOWN}
+    for _ in Phase:
+        reached |= {after for (before, _), after in PHASES.items() if before in reached}
+    assert reached == set(Phase)
+
+
+def after(*events: DutyEvent) -> Duty:
+    duty = ReadingDuty()
+    for event in events:
+        duty.on(event)
+    return duty.state
+
+
+def test_the_thread_stands_aside_while_callers_read_and_comes_back_when_none_has() -> None:
+    assert after(DutyEvent.CALLER_READ) not in ASIDE
+    assert after(DutyEvent.CALLER_READ, DutyEvent.TURN) in ASIDE
+    assert after(DutyEvent.CALLER_READ, DutyEvent.TURN, DutyEvent.CALLER_READ, DutyEvent.ELAPSED) in ASIDE
+    assert after(DutyEvent.CALLER_READ, DutyEvent.TURN, DutyEvent.ELAPSED) is Duty.READS
+
+
+def test_a_thread_that_is_needed_reads_once_before_it_stands_aside_again() -> None:
+    needed = (DutyEvent.CALLER_READ, DutyEvent.TURN, DutyEvent.CALLER_READ, DutyEvent.NEED)
+    assert after(*needed) not in ASIDE
+    assert after(*needed, DutyEvent.TURN) in ASIDE
+    assert after(DutyEvent.CALLER_READ, DutyEvent.NEED, DutyEvent.TURN) not in ASIDE
+
+
+def test_callers_do_not_read_while_anything_is_pushed_until_the_connection_ends() -> None:
+    assert after(DutyEvent.PUSHED) in ALONE
+    assert after(DutyEvent.PUSHED, DutyEvent.BULK_BEGAN, DutyEvent.BULK_ENDED, DutyEvent.CALLER_READ) in ALONE
+    assert after(DutyEvent.PUSHED, DutyEvent.LOST) is Duty.READS
+
+
+def test_callers_do_not_read_while_one_waits_for_many_answers_on_whatever_connection() -> None:
+    duty = ReadingDuty()
+    duty.begin_bulk()
+    duty.begin_bulk()
+    duty.end_bulk()
+    assert duty.state is Duty.BULK
+    duty.on(DutyEvent.PUSHED)
+    duty.lost()
+    assert duty.state is Duty.BULK
+    duty.end_bulk()
+    assert duty.state is Duty.READS
+    duty.lost()
+    assert duty.state is Duty.READS
+
+
+@given(st.lists(st.sampled_from(DutyEvent)))
+def test_an_event_that_changes_nothing_may_be_skipped(events: list[DutyEvent]) -> None:
+    one, other = ReadingDuty(), ReadingDuty()
+    for event in events:
+        one.on(event)
+        if other.changes_at(event):
+            other.on(event)
+    assert one.state is other.state
+
+
+@given(st.lists(st.sampled_from(DutyEvent)))
+def test_from_wherever_it_is_a_thread_that_no_caller_minds_reads_again(events: list[DutyEvent]) -> None:
+    assert after(*events, DutyEvent.TURN, DutyEvent.ELAPSED, DutyEvent.ELAPSED) not in ASIDE
