@@ -60,6 +60,28 @@ async def test_what_arrives_while_a_batch_is_synced_goes_into_the_next_one_toget
         assert (await everything(log))[:3] == [b"first", b"0", b"+"]
 
 
+async def test_the_next_batch_is_being_synced_while_the_answers_of_the_one_before_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as engine:
+        log = engine.log("t", 0)
+        gate = Gate(monkeypatch)
+        answered, at_work = trio.Event(), []
+
+        def done(*_: object) -> None:
+            at_work.append(gate.reached.wait(10))
+            answered.set()
+
+        log.append(make_run(0, [b"first"]), done)
+        await reached(gate.reached)
+        second = give(log, [b"second"])
+        gate.reached.clear()
+        gate.open.set()
+        await answered.wait()
+        await second.wait()
+        assert at_work == [True]
+
+
 async def test_what_is_appended_in_one_step_of_the_event_loop_is_one_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,6 +207,6 @@ ROWS = [
         media_types=(LINES, RAW),
         unacked_status=202,
         answer=(ReceiptView, StoredBody),
-        refusals=(404, 413, 507, 503),
+        refusals=(404, 413, 429, 507, 503),
     ),
 ]

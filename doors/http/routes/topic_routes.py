@@ -160,7 +160,7 @@ ROWS = [
         body=CreateTopicBody,
         status=201,
         answer=TopicView,
-        refusals=(409, 507),
+        refusals=(409, 429, 507),
     ),
     RouteRow(
         "GET", "/topics/{topic}", "one topic and its partitions", describe_topic, answer=TopicDetails, refusals=(404,)
