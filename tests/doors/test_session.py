@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
 
 import pytest
@@ -353,4 +354,5 @@ async def test_a_peer_that_never_reads_is_bounded_and_then_dropped(a_broker, cap
         with pytest.raises(trio.BrokenResourceError):
             while True:
                 await peer.stream.send_all(flood)
-    assert f"has not read what it was sent for {2 * INTERVAL:g} s" in caplog.text
+    # With its buffers full, the system may hold back what the peer sends; then it counts as silent.
+    assert re.search(f"dropped .*: (has not read what it was sent|silent) for {2 * INTERVAL:g} s", caplog.text)
