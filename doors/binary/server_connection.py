@@ -25,16 +25,15 @@ from qb.core.wire.frames import (
     decode_properties,
     too_large,
 )
-from qb.core.wire.message_rules import LATEST_MS, bad_timestamp, check_frame_properties
+from qb.core.wire.message_rules import LATEST_MS, bad_timestamp
 from qb.core.wire.uniform_frames import UniformFrames
+from qb.doors.binary.publish_routes import PublishRoutes, Route
 from qb.storage.engine import AppendRun
 
 DATA, PUBLISH, STAGE = int(MessageType.DATA), int(MessageType.PUBLISH), int(MessageType.STAGE)
 _TYPE_SEQUENCE_TIMESTAMP = struct.Struct(">IQQ")
 _head_at, _length_at = HEAD.unpack_from, LENGTH.unpack_from  # looked up once: every message needs them
 LONG = 16_384  # bytes of a run from which on copying it costs more than a new buffer
-_ROUTES_REMEMBERED = 1_024
-_LONGEST_REMEMBERED = 1_024  # bytes of properties; longer ones are parsed each time, or a peer could fill our memory
 
 _REQUESTS = frozenset(MessageType) - {
     MessageType.DATA,
@@ -44,14 +43,6 @@ _REQUESTS = frozenset(MessageType) - {
     MessageType.SEAL,
     MessageType.PUBLISH,
 }
-
-
-class Route(NamedTuple):
-    """Where a publish wants to go."""
-
-    topic: str
-    partition: int | None
-    key: str | None
 
 
 class PublishRun(NamedTuple):
@@ -86,20 +77,6 @@ def _head_with_properties(properties_length: int) -> struct.Struct:
     return struct.Struct(f">IIQQI{properties_length}sI")
 
 
-def _route(encoded: bytes) -> Route:
-    """Return where a PUBLISH with these properties wants to go. Raises PeerMisbehaved, BadRequest."""
-    properties = decode_properties(encoded)
-    topic, partition = properties.get("topic"), properties.get("partition")
-    if topic is None:
-        raise BadRequest("PUBLISH needs a property 'topic'")
-    check_frame_properties(properties)
-    if partition is None:
-        return Route(topic, None, properties.get("key"))
-    if not (partition.isascii() and partition.isdigit() and len(partition) < 10):
-        raise BadRequest(f"partition must be a number from 0 on, not {partition[:40]!r}")
-    return Route(topic, int(partition), properties.get("key"))
-
-
 class ServerConnection:
     """One peer as we know it: its unread bytes, and whether anything after them can be trusted."""
 
@@ -108,7 +85,7 @@ class ServerConnection:
         self._max_frame = max_message_size + MAX_PROPERTIES + OVERHEAD
         self._unread = bytearray()
         self._at = 0  # bytes of _unread before this are done with
-        self._routes: dict[bytes, Route] = {}  # a publisher repeats its properties: parse them once
+        self._routes = PublishRoutes()
         self._closed = False
 
     def receive(self, data: bytes | memoryview) -> None:
@@ -190,7 +167,7 @@ class ServerConnection:
             decode_frame(self._unread, self._at)  # raises, with the words
         encoded = bytes(self._unread[properties_at:body_length_at])
         try:
-            return PublishRun(number, self._route_of(encoded))
+            return PublishRun(number, self._routes[encoded])
         except BadRequest as error:
             return self._pass_over(error)
 
@@ -202,16 +179,6 @@ class ServerConnection:
         properties = decode_properties(data[HEAD.size : HEAD.size + properties_length])
         self._at += total
         return StageFrame(number, properties, data, body_at)
-
-    def _route_of(self, encoded: bytes) -> Route:
-        route = self._routes.get(encoded)
-        if route is None:
-            route = _route(encoded)
-            if len(self._routes) >= _ROUTES_REMEMBERED:
-                self._routes.clear()
-            if len(encoded) <= _LONGEST_REMEMBERED:
-                self._routes[encoded] = route
-        return route
 
     def take_run(
         self,
@@ -260,8 +227,11 @@ class ServerConnection:
                 _, _, _, _, _, properties, body_length = unpack(buffer, at)
             if properties != known:
                 # Still the same run if they have the same route.
-                other = routes.get(properties) or self._route_or_none(properties)
-                if other is None or other[:2] != same or (by_key and other.key != route.key):
+                try:
+                    other = routes[properties]
+                except (BadRequest, PeerMisbehaved):
+                    break  # next_event() refuses it
+                if other[:2] != same or (by_key and other.key != route.key):
                     break
                 known = properties
             if total != size + body_length or body_length > max_body:
@@ -289,13 +259,6 @@ class ServerConnection:
         self._unread, self._at = buffer[end:], 0
         del buffer[end:]
         return buffer
-
-    def _route_or_none(self, encoded: bytes) -> Route | None:
-        """Return where a PUBLISH with these properties wants to go; None if next_event() has to refuse it."""
-        try:
-            return self._route_of(encoded)
-        except (BadRequest, PeerMisbehaved):
-            return None
 
     def skip_run(self, route: Route, limit: int | None = None) -> int:
         """Pass over the run that take_run() would return; returns how many frames it had."""

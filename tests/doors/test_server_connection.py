@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from qb.core.wire.errors import BadRequest, MessageTooLarge, PeerMisbehaved, UnknownType
 from qb.core.wire.frames import HEAD, MAX_PROPERTIES, Frame, MessageType, decode_frame, encode_frame
-from qb.doors.binary.server_connection import PublishRun, RefusedFrame, Route, ServerConnection, StageFrame
+from qb.doors.binary.publish_routes import MOST_KNOWN, Route
+from qb.doors.binary.server_connection import PublishRun, RefusedFrame, ServerConnection, StageFrame
 
 LIMIT = 1_000
 
@@ -176,5 +177,5 @@ def test_memory_of_routes_is_bounded():
     for number in range(5_000):
         connection.receive(publish(number, topic="a", key=str(number)))
         connection.take_run(connection.next_event().route, 0, 0)
-    assert len(connection._routes) <= 1_024
+    assert len(connection._routes) <= MOST_KNOWN
     assert connection.unread == 0
