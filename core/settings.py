@@ -69,6 +69,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             "QB_MAX_UNFINISHED_BYTES", SIZE.within(1), "bytes of frames, lines and requests that are not whole yet"
         ),
     ] = 128 * 2**20
+    max_unread_bytes: Annotated[
+        int, Setting("QB_MAX_UNREAD_BYTES", SIZE.within(1), "bytes that all peers were sent and have not read")
+    ] = 256 * 2**20
     frame_deadline: Annotated[
         float, Setting("QB_FRAME_DEADLINE", SECONDS.within(0.01), "time for a frame, line or request to become whole")
     ] = 120.0

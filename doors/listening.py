@@ -23,6 +23,7 @@ from qb.doors.connection_limits import ConnectionLimits, ConnectionSlot
 from qb.doors.socket_poll import AVAILABLE, SocketPoll
 from qb.doors.transport import Transport
 from qb.doors.unfinished_input import InputBudget
+from qb.doors.unread_output import OutputBudget
 from qb.storage.faults import Faults, keep_running
 
 log = logging.getLogger("qb.server")
@@ -127,6 +128,7 @@ class Peers:
         self._sessions: set[PeerSession] = set()
         self._limits = _limits(broker.settings)
         self._budget = InputBudget(broker.settings.server.max_unfinished_bytes, broker.settings.server.frame_deadline)
+        self._unread = OutputBudget(broker.settings.server.max_unread_bytes)
         self._briefs = brief_scopes()
         self._faults = Faults()
         self._readiness = SocketPoll(broker.engine.commit_step, self._budget.is_tight) if AVAILABLE else None
@@ -151,7 +153,8 @@ class Peers:
             self._welcome(sock, address[0], address[1], door, sessions)
 
     def _welcome(self, sock: socket.socket, host: str, port: int, door: Door, sessions: trio.Nursery) -> None:
-        transport, address = Transport(sock, self._readiness, self._budget), f"{host}:{port}"
+        transport = Transport(sock, self._readiness, self._budget, self._unread)
+        address = f"{host}:{port}"
         try:
             slot = self._limits.admit(door.name, host, has_urgent=bool(door.urgent))
         except TooManyConnections as error:

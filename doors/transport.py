@@ -6,6 +6,7 @@ step of the event loop that decided it, with no task to wake; only what the kern
 
 from __future__ import annotations
 
+import logging
 import socket
 import struct
 from collections import deque
@@ -16,7 +17,10 @@ import trio
 
 from qb.doors.socket_poll import RECEIVE_BYTES, SocketPoll, receive_into
 from qb.doors.unfinished_input import InputBudget, UnfinishedInput
+from qb.doors.unread_output import OutputBudget
 from qb.storage.signals import Signal
+
+log = logging.getLogger("qb.server")
 
 LINGER = 2.0  # seconds that a peer has to notice that we have closed
 PARTS_AT_ONCE = 1024  # that every system takes in one call; the rest is queued
@@ -37,13 +41,18 @@ class Transport:
     """A stream of bytes to one peer. Sending never blocks: watch `queued` and stop producing when it grows."""
 
     def __init__(
-        self, sock: socket.socket, readiness: SocketPoll | None = None, budget: InputBudget | None = None
+        self,
+        sock: socket.socket,
+        readiness: SocketPoll | None = None,
+        incoming: InputBudget | None = None,
+        outgoing: OutputBudget | None = None,
     ) -> None:
         sock.setblocking(False)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # the kernel finds out when its machine is gone
-        self.unfinished = UnfinishedInput(budget or InputBudget())
+        self.unfinished = UnfinishedInput(incoming or InputBudget())
+        self.unread = outgoing or OutputBudget()  # what all peers together have not read
         self._socket = sock
         self._readiness = readiness
         self._queue: deque[memoryview] = deque()
@@ -104,12 +113,14 @@ class Transport:
             if taken == sum(map(len, parts)) or self.gone:
                 return
             self.moved = True
+        before = self.queued
         for part in parts:
             if taken < len(part):
                 self._queue.append(memoryview(bytes(part[taken:])))  # of a copy: a chunk would keep its whole batch
                 self.queued += len(part) - taken
             taken = max(0, taken - len(part))
         self._changed.set()
+        self.unread.queue(self, self.queued - before)
 
     def _send_now(self, parts: Sequence[bytes | memoryview]) -> int:
         try:
@@ -122,9 +133,19 @@ class Transport:
 
     def _lose(self) -> None:
         self.gone = True
+        if self.queued:
+            self.unread.unqueue(self, self.queued, all_of_it=True)
         self.queued = 0
         self._queue.clear()
         self._changed.set()
+
+    def give_up(self, why: str) -> None:
+        """Drop the peer, and what it has not read, at once; its session ends as if the peer had gone."""
+        self._lose()
+        with suppress(OSError):  # it may have gone by itself
+            log.info("dropped %s:%d: %s", *self._socket.getpeername()[:2], why)
+            self.abort()
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     async def send_queued(self) -> None:
         """Send what send() queues, for ever; returns when the peer has gone."""
@@ -143,6 +164,7 @@ class Transport:
                 return
             self.moved = True
             self.queued -= taken
+            self.unread.unqueue(self, taken, all_of_it=not self.queued)
             if taken < len(part):
                 self._queue[0] = part[taken:]
                 return
@@ -150,6 +172,10 @@ class Transport:
         self._changed.set()
         if self.has_emptied is not None:
             self.has_emptied()
+
+    def has_queued(self, limit: int) -> bool:
+        """Say whether more than `limit` bytes are queued, or any at all while all peers together have much to read."""
+        return self.queued > (0 if self.unread.is_tight else limit)
 
     async def wait_for_room(self, limit: int) -> None:
         """Return when at most `limit` bytes are queued, or the peer has gone."""

@@ -21,7 +21,7 @@ class DeliverSink:
 
     @property
     def full(self) -> bool:
-        return self._transport.queued > FULL
+        return self._transport.has_queued(FULL)
 
     def deliver(self, delivery: PushedRun) -> None:
         properties = (
@@ -49,7 +49,7 @@ class BasicSink:
 
     @property
     def full(self) -> bool:
-        return self._transport.queued > FULL
+        return self._transport.has_queued(FULL)
 
     def deliver(self, delivery: PushedRun) -> None:
         spend(delivery.size)

@@ -327,7 +327,9 @@ class Session:
     async def _fetch(self, frame: Frame) -> bytes:
         wanted = arguments_from_text(FetchArguments, frame.properties)
         limits = FetchLimits(wanted.max_messages, wanted.max_bytes, wanted.max_wait, wanted.min_bytes, wanted.bulk)
-        chunk = await self._broker.fetch(wanted.topic, wanted.partition, wanted.offset, limits, self._turn_to_read)
+        chunk = await self._broker.fetch(
+            wanted.topic, wanted.partition, wanted.offset, limits, partial(self._turn_to_read, wanted.max_bytes)
+        )
         state = {"offset": str(chunk.first_offset), "count": str(len(chunk.positions))}
         index = marks_of(chunk) if wanted.bulk else index_of(chunk) if wanted.index else b""
         frames = chunk.view
@@ -335,11 +337,12 @@ class Session:
         return b""
 
     @asynccontextmanager
-    async def _turn_to_read(self) -> AsyncIterator[None]:
+    async def _turn_to_read(self, size: int) -> AsyncIterator[None]:
         """One fetch after another reads, once the peer has read the answers before it: no more is held for it."""
         async with self._fetching:
             await self._transport.wait_for_room(QUEUED_LIMIT)
-            yield
+            async with self._transport.unread.reserved(size):
+                yield
 
     def _introduce(self, frame: Frame) -> None:
         client_id = frame.properties.get("client_id") or frame.properties.get("publisher_id")

@@ -20,7 +20,7 @@ class JsonSink:
 
     @property
     def full(self) -> bool:
-        return self._transport.queued > FULL
+        return self._transport.has_queued(FULL)
 
     def deliver(self, delivery: PushedRun) -> None:
         spend(delivery.size)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import select
-import signal
 import socket
 import urllib.request
-from contextlib import suppress
 
 import pytest
 
 from qb import BrokerClient
 from qb.core.wire.frames import MessageType, encode_frame
-from qb.doors.binary.session import MAX_WAITING
 from tests.support.brokers import BrokerProcess, free_port
 from tests.support.bystanders import GoodClient, memory
 from tests.support.peers import Peer
@@ -147,23 +144,21 @@ def test_connections_of_one_address_are_limited_where_that_is_set(start_broker):
             peer.socket.close()
 
 
-def test_requests_that_many_peers_send_ahead_are_read_only_as_far_as_there_is_room(start_broker):
-    broker = start_broker(max_unfinished_bytes="4MiB")
-    fetch = {"topic": "a", "offset": "0", "max_wait": "300"}
-    waits = b"".join(encode_frame(MessageType.FETCH, number, 0, fetch) for number in range(MAX_WAITING + 1))
-    ahead = encode_frame(MessageType.PUBLISH, 1, 0, {"topic": "a"}, bytes(1_000)) * 2_000
-    with Peer(broker.port) as watcher:
-        watcher.create_topic("a")
-        peers = [Peer(broker.port) for _ in range(100)]
-        wait_until(lambda: watcher.call("server_info")["connections"] == 101)
+def test_peers_that_fetch_much_and_read_nothing_share_one_budget_and_hold_up_no_other(start_broker):
+    broker = start_broker(max_unread_bytes="64MiB", tail_bytes="4MiB")
+    with BrokerClient(port=broker.port) as client:
+        client.create_topic("a")
+        client.publish_many("a", [bytes(7 * MiB)] * 2)
+        client.create_topic("b")
+        client.publish("b", b"x")
         before = memory(broker, "VmHWM")
-        broker.process.send_signal(signal.SIGSTOP)  # so that all of it is there when the broker looks
+        peers = [Peer(broker.port) for _ in range(60)]
         for peer in peers:
-            peer.socket.setblocking(False)
-            with suppress(BlockingIOError):
-                peer.send_bytes(waits + ahead)
-        broker.process.send_signal(signal.SIGCONT)
-        assert watcher.call("describe_topic", topic="a")["messages"] == 0
-        assert memory(broker, "VmHWM") - before < 36 * MiB  # about 20 for the fetches, and 25 more without the limit
+            peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            peer.send(MessageType.FETCH, 1, topic="a", offset="0", max_bytes=str(16 * MiB))
+            assert [message.body for message in client.fetch("b", 0)] == [b"x"]
+        assert "QB_MAX_UNREAD_BYTES" not in broker.log  # it has not waited until others were dropped
+        wait_until(lambda: broker.log.count("QB_MAX_UNREAD_BYTES") >= 5)
+        assert memory(broker, "VmHWM") - before < 192 * MiB  # of 600 that they are sent and the kernel does not take
         for peer in peers:
             peer.socket.close()

@@ -298,3 +298,20 @@ async def test_a_peer_that_comes_late_is_not_waited_for_awake(nursery, pair, mon
         await until_quiet()  # which it would never be
         assert len(publisher.steps) == number
     nursery.cancel_scope.cancel()
+
+
+async def test_little_is_received_of_each_while_peers_hold_much(nursery, pair):
+    tight, taken = True, []
+    ready = SocketPoll(is_tight=lambda: tight)
+    nursery.start_soon(ready.run)
+    ours, theirs = pair()
+    ours.setblocking(False)
+    ready.add(ours, lambda data: taken.append(len(data)))
+    theirs.sendall(b"x" * 100_000)
+    await until_quiet()
+    assert max(taken) == readiness.TIGHT_BYTES
+    tight, taken[:] = False, []
+    theirs.sendall(b"x" * 100_000)
+    await until_quiet()
+    assert max(taken) > readiness.TIGHT_BYTES
+    ready.remove(ours)
