@@ -1,6 +1,6 @@
 """What the broker counts beside its logs and subscriptions, which count for themselves.
 
-Plain numbers, changed where the thing happens; qb.doors.http.prometheus reads them for each request.
+Plain numbers, changed where the thing happens; qb.doors.http.reports.prometheus reads them for each request.
 """
 
 from __future__ import annotations

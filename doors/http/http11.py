@@ -20,7 +20,7 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
-from qb.doors.http.http_errors import HttpError, last_answer, refusal
+from qb.doors.http.requests.http_errors import HttpError, last_answer, refusal
 
 VERSIONS = (b"1.0", b"1.1")
 GONE = {"type": "http.disconnect"}

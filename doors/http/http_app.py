@@ -20,10 +20,10 @@ from starlette.types import Receive, Scope, Send
 from qb.core.broker.message_broker import MessageBroker
 from qb.core.settings import ServerSettings
 from qb.core.wire.errors import BrokerError, Internal
-from qb.doors.http.browser_rules import check_host, check_origin, host_name
-from qb.doors.http.http_errors import ANSWER_HEADERS, HttpError, PartlyStored, no_such_route, refusal
-from qb.doors.http.line_body import LineBody
-from qb.doors.http.request_bodies import (
+from qb.doors.http.requests.browser_rules import check_host, check_origin, host_name
+from qb.doors.http.requests.http_errors import ANSWER_HEADERS, HttpError, PartlyStored, no_such_route, refusal
+from qb.doors.http.requests.line_body import LineBody
+from qb.doors.http.requests.request_bodies import (
     JSON,
     LINES,
     RAW,
@@ -37,7 +37,6 @@ from qb.doors.http.request_bodies import (
     media_type,
     parse_query,
 )
-from qb.doors.http.route_table import Fields, NoFields, OpenWaits, RouteAnswer, RouteCall, RouteContext, RouteRow
 from qb.doors.http.routes import group_routes as http_consumers
 from qb.doors.http.routes import message_routes as http_messages
 from qb.doors.http.routes import page_routes as http_page
@@ -45,6 +44,7 @@ from qb.doors.http.routes import service_routes as http_service
 from qb.doors.http.routes import subscription_routes as http_subscriptions
 from qb.doors.http.routes import summary_routes as http_summary
 from qb.doors.http.routes import topic_routes as http_topics
+from qb.doors.http.routes.route_table import Fields, NoFields, OpenWaits, RouteAnswer, RouteCall, RouteContext, RouteRow
 from qb.doors.http.streams.stream_registry import StreamRegistry
 
 log = logging.getLogger("qb.http")

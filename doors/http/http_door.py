@@ -18,8 +18,8 @@ from qb.core.broker.message_broker import MessageBroker
 from qb.core.wire.errors import BrokerError, PeerMisbehaved
 from qb.doors.http.http11 import Http11Server
 from qb.doors.http.http_app import make_app, make_service
-from qb.doors.http.http_errors import HttpError, raw_response, refusal
-from qb.doors.http.http_peer import HttpPeer
+from qb.doors.http.requests.http_errors import HttpError, raw_response, refusal
+from qb.doors.http.requests.http_peer import HttpPeer
 from qb.doors.peer_life import PeerLife
 from qb.doors.transport import Transport
 

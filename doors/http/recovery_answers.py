@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import trio
 
-from qb.doors.http.http_errors import raw_response
+from qb.doors.http.requests.http_errors import raw_response
 
 HEAD_LIMIT = 16_384
 PATIENCE = 5.0  # seconds

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qb.core import pacing
-from qb.doors.http import line_body
-from qb.doors.http.body_room import BodyRoom
-from qb.doors.http.http_errors import HttpError
-from qb.doors.http.line_body import LineBody
-from qb.doors.http.request_bodies import BodyLimit, BodyParts
+from qb.doors.http.requests import line_body
+from qb.doors.http.requests.body_room import BodyRoom
+from qb.doors.http.requests.http_errors import HttpError
+from qb.doors.http.requests.line_body import LineBody
+from qb.doors.http.requests.request_bodies import BodyLimit, BodyParts
 
 NDJSON = {"content-type": "application/x-ndjson"}
 RAW = {"content-type": "application/octet-stream"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from qb.doors.http.browser_rules import host_name
 from qb.doors.http.http_app import ROWS
-from qb.doors.http.http_errors import raw_response
+from qb.doors.http.requests.browser_rules import host_name
+from qb.doors.http.requests.http_errors import raw_response
 from tests.support.http_peers import READS_EVENTS
 
 

@@ -15,9 +15,9 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from qb.core.wire.errors import LogPoisoned
-from qb.doors.http import request_bodies as http_bodies
 from qb.doors.http.http_app import ROWS
 from qb.doors.http.recovery_answers import answer_recovering
+from qb.doors.http.requests import request_bodies as http_bodies
 from qb.doors.http.routes.service_routes import readiness
 from qb.doors.listening import listen
 from tests.support.brokers import ROOT, free_port, run_server
@@ -59,7 +59,7 @@ async def test_a_draining_broker_is_not_ready(a_broker):
     async with a_broker() as connect:
         await connect.http()
         connect.broker.draining = True
-        assert readiness(connect.broker).status == "draining"
+        assert (await readiness(connect.broker)).status == "draining"
 
 
 async def test_every_route_is_in_the_description_and_on_the_page(a_broker):

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from trio.testing import wait_all_tasks_blocked
 
 from qb.core.wire.frames import MessageType
-from qb.doors.http.prometheus import collect
+from qb.doors.http.reports.prometheus import collect
 from qb.storage.measures import Histogram
 from tests.support.brokers import ROOT
 from tests.support.transaction_peers import begin, commit

@@ -77,7 +77,7 @@ function topics(history) {
     ],
   });
   const part = section("Topics", list);
-  part.update = (summary) => list.update(summary.topics);
+  part.update = (summary) => list.update(summary.topics, summary.omitted.topics);
   return part;
 }
 
@@ -118,7 +118,7 @@ function subscriptions(history) {
     ],
   });
   const part = section("Subscriptions", list);
-  part.update = (summary) => list.update(summary.subscriptions);
+  part.update = (summary) => list.update(summary.subscriptions, summary.omitted.subscriptions);
   return part;
 }
 
@@ -178,7 +178,7 @@ function groups() {
     ],
   });
   const part = section("Groups", list);
-  part.update = (summary) => list.update(summary.groups);
+  part.update = (summary) => list.update(summary.groups, summary.omitted.groups);
   return part;
 }
 

@@ -10,14 +10,18 @@ export function section(title, ...children) {
 
 /**
  * Return a table. A column is {title, kind?, show(cell, item)}; `show` is called again and again with the same cell.
- * Its `update` property takes the items; without any, the `empty` element is there instead.
+ * Its `update` property takes the items, and how many more there are; without any, the `empty` element is there
+ * instead.
  */
 export function table({ label, columns, key, empty }) {
   const heads = columns.map(({ title, kind }) => make("th", { scope: "col", class: kind }, title));
   const body = make("tbody");
   const grid = make("table", { "aria-label": label }, make("thead", {}, make("tr", {}, ...heads)), body);
-  const frame = make("div", { class: "frame" }, grid, empty);
-  frame.update = (items) => {
+  const more = make("p", { class: "faint" });
+  const frame = make("div", { class: "frame" }, grid, empty, more);
+  frame.update = (items, omitted = 0) => {
+    set(more, "hidden", !omitted);
+    write(more, `And ${omitted} more.`);
     set(grid, "hidden", !items.length);
     set(empty, "hidden", items.length > 0);
     keep(body, items, key, () => row(columns));

@@ -8,8 +8,9 @@ import msgspec
 from msgspec import Meta
 
 from qb.core.groups.group_manager import GroupCommit
-from qb.doors.http.http_errors import bad_request
-from qb.doors.http.route_table import Fields, RouteAnswer, RouteCall, RouteRow
+from qb.doors.http.requests.http_errors import bad_request
+from qb.doors.http.routes.listings import PageQuery, page
+from qb.doors.http.routes.route_table import Fields, RouteAnswer, RouteCall, RouteRow
 from qb.doors.http.routes.topic_routes import DeletedBody
 from qb.doors.json_lines.json_answers import iso_time
 
@@ -52,12 +53,14 @@ class CommittedOffsetsBody(msgspec.Struct, frozen=True):
     offsets: list[CommittedOffsetBody]
 
 
-class GroupsBody(msgspec.Struct, frozen=True):
+class GroupsBody(msgspec.Struct, frozen=True, omit_defaults=True):
     groups: list[dict[str, Any]]
+    next_after: str | None = None  # there are more: ask with `after`
 
 
 async def list_groups(call: RouteCall) -> RouteAnswer:
-    return RouteAnswer(GroupsBody(msgspec.to_builtins(await call.broker.groups.list_all())))
+    groups, next_after = page(await call.broker.groups.list_all(), call.query, lambda group: str(group.group))
+    return RouteAnswer(GroupsBody(msgspec.to_builtins(groups), next_after))
 
 
 async def describe_group(call: RouteCall) -> RouteAnswer:
@@ -104,7 +107,7 @@ async def committed(call: RouteCall) -> RouteAnswer:
 
 
 ROWS = [
-    RouteRow("GET", "/consumers", "every group", list_groups, answer=GroupsBody),
+    RouteRow("GET", "/consumers", "groups by name", list_groups, query=PageQuery, answer=GroupsBody),
     RouteRow(
         "GET",
         "/consumers/{group}",

@@ -14,11 +14,11 @@ from qb.core.broker.outgoing_messages import BadBatchMessage, OutgoingMessage, S
 from qb.core.pacing import AT_ONCE, MOST_AT_ONCE, portions
 from qb.core.wire.clock import now_ms
 from qb.core.wire.errors import BrokerError
-from qb.doors.http.http_errors import HttpError, PartlyStored, bad_request, refusal
-from qb.doors.http.http_views import ReceiptView, receipt_view
-from qb.doors.http.line_body import LineBody, NumberedLine
-from qb.doors.http.request_bodies import LINES, RAW, decode
-from qb.doors.http.route_table import Fields, RouteAnswer, RouteCall, RouteRow
+from qb.doors.http.reports.http_views import ReceiptView, receipt_view
+from qb.doors.http.requests.http_errors import HttpError, PartlyStored, bad_request, refusal
+from qb.doors.http.requests.line_body import LineBody, NumberedLine
+from qb.doors.http.requests.request_bodies import LINES, RAW, decode
+from qb.doors.http.routes.route_table import Fields, RouteAnswer, RouteCall, RouteRow
 from qb.doors.json_lines.json_answers import iso_time
 
 MOST = MOST_AT_ONCE  # messages in one JSON text; lines may be more, as they are stored in portions

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from qb.doors.http.route_table import RouteAnswer, RouteCall, RouteRow
+from qb.doors.http.routes.route_table import RouteAnswer, RouteCall, RouteRow
 
 FILES = (
     "page.css",

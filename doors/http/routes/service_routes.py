@@ -8,11 +8,12 @@ import msgspec
 
 from qb.core.broker.message_broker import MessageBroker
 from qb.core.wire.version import __version__
-from qb.doors.http import api_docs as http_docs
-from qb.doors.http.openapi import describe
-from qb.doors.http.prometheus import MEDIA_TYPE, render
-from qb.doors.http.route_table import RouteAnswer, RouteCall, RouteRow
+from qb.doors.http.reports.prometheus import MEDIA_TYPE, render
+from qb.doors.http.reports.topic_states import topic_states
+from qb.doors.http.routes import api_docs as http_docs
 from qb.doors.http.routes import page_routes as http_page
+from qb.doors.http.routes.openapi import describe
+from qb.doors.http.routes.route_table import RouteAnswer, RouteCall, RouteRow
 
 HTML = "text/html; charset=utf-8"
 
@@ -47,19 +48,16 @@ async def health(call: RouteCall) -> RouteAnswer:
 
 
 async def ready(call: RouteCall) -> RouteAnswer:
-    status = readiness(call.broker)
+    status = await readiness(call.broker)
     return RouteAnswer(status, 200 if status.reason is None else 503)
 
 
-def readiness(broker: MessageBroker) -> StatusBody:
+async def readiness(broker: MessageBroker) -> StatusBody:
     """Say whether the broker takes messages for all its topics, and if not, why."""
     if broker.draining:
         return StatusBody("draining", "the broker is shutting down")
-    states = [
-        broker.engine.log(name, number).state()
-        for name, topic in broker.engine.topics().items()
-        for number in range(topic.partitions)
-    ]
+    topics = list(broker.engine.topics().values())
+    states = [state async for each in topic_states(broker, topics) for state in each.states if state.status != "ok"]
     damaged = sorted({state.reason for state in states if state.status == "damaged" and state.reason})
     poisoned = next((state.reason for state in states if state.status == "poisoned"), None)
     return StatusBody("poisoned" if poisoned else "ready", poisoned, damaged, broker.transactions.faults)

@@ -8,8 +8,9 @@ import msgspec
 from msgspec import Meta
 
 from qb.core.subscriptions.subscription_options import SubscriptionOptions
-from qb.doors.http.browser_rules import check_join
-from qb.doors.http.route_table import Fields, NoFields, RouteAnswer, RouteCall, RouteRow, Streaming
+from qb.doors.http.requests.browser_rules import check_join
+from qb.doors.http.routes.listings import PageQuery, page
+from qb.doors.http.routes.route_table import Fields, NoFields, RouteAnswer, RouteCall, RouteRow, Streaming
 from qb.doors.http.routes.topic_routes import DeletedBody
 
 Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -25,7 +26,7 @@ class CreateSubscriptionBody(Fields):
     options: SubscriptionOptions | None = None
 
 
-class ListSubscriptionsQuery(Fields):
+class ListSubscriptionsQuery(PageQuery):
     topic: str | None = None
     detail: bool = False  # with the numbers of each, of all its partitions together
 
@@ -82,8 +83,9 @@ class SettleAnswer(msgspec.Struct, frozen=True):
     nacked: int
 
 
-class SubscriptionsBody(msgspec.Struct, frozen=True):
+class SubscriptionsBody(msgspec.Struct, frozen=True, omit_defaults=True):
     subscriptions: list[dict[str, Any]]
+    next_after: str | None = None  # there are more: ask with `after`
 
 
 class ExplanationBody(msgspec.Struct, frozen=True):
@@ -104,7 +106,10 @@ async def create(call: RouteCall) -> RouteAnswer:
 async def list_all(call: RouteCall) -> RouteAnswer:
     manager = call.broker.subscriptions
     listing = manager.list_totals if call.query.detail else manager.list_all
-    return RouteAnswer(SubscriptionsBody(await listing(call.query.topic)))
+    listed, next_after = page(
+        await listing(call.query.topic), call.query, lambda subscription: str(subscription["subscription_id"])
+    )
+    return RouteAnswer(SubscriptionsBody(listed, next_after))
 
 
 async def describe(call: RouteCall) -> RouteAnswer:
@@ -186,7 +191,12 @@ ROWS = [
         refusals=(404, 409),
     ),
     RouteRow(
-        "GET", "/subscriptions", "every subscription", list_all, query=ListSubscriptionsQuery, answer=SubscriptionsBody
+        "GET",
+        "/subscriptions",
+        "subscriptions by name",
+        list_all,
+        query=ListSubscriptionsQuery,
+        answer=SubscriptionsBody,
     ),
     RouteRow("GET", ONE, "a subscription in numbers", describe, answer=ANY, refusals=(404,)),
     RouteRow("DELETE", ONE, "remove a subscription", delete, answer=DeletedBody, refusals=(404,)),

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import msgspec
 
-from qb.core.broker.message_broker import MessageBroker
 from qb.core.groups.group_reports import GroupOverview
-from qb.core.pacing import portions
 from qb.core.push.active_subscription import ActiveSubscription
 from qb.core.subscriptions.subscription_report import SubscriptionTotals
 from qb.core.wire.version import __version__
-from qb.doors.http.http_views import TopicView, topic_view
-from qb.doors.http.route_table import RouteAnswer, RouteCall, RouteRow
+from qb.doors.http.reports.http_views import TopicView, topic_view
+from qb.doors.http.reports.topic_states import topic_states
+from qb.doors.http.routes.listings import LISTED
+from qb.doors.http.routes.route_table import RouteAnswer, RouteCall, RouteRow
 from qb.doors.http.routes.service_routes import StatusBody, readiness
+from qb.storage.engine import LogState, PartitionLog, Topic
 from qb.storage.measures import Histogram
-
-LISTED = 1_000  # topics, subscriptions and groups in one answer
-TOPICS_AT_ONCE = 10  # that are added up between two checkpoints, whatever number of partitions they have
 
 
 class TopicNumbers(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,17 +61,14 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 async def summary(call: RouteCall) -> RouteAnswer:
     broker = call.broker
-    topics = sorted(broker.engine.topics())
-    shown: list[TopicNumbers] = []
-    async for some in portions(topics[:LISTED], TOPICS_AT_ONCE):
-        shown += [_topic(broker, name) for name in some if name in broker.engine.topics()]
+    topics = await broker.topics.list_all()
     subscriptions = await broker.subscriptions.totals(most=LISTED)
     groups = await broker.groups.overviews(most=LISTED)
     return RouteAnswer(
         Summary(
             version=__version__,
-            status=readiness(broker),
-            topics=shown,
+            status=await readiness(broker),
+            topics=[_topic(*each) async for each in topic_states(broker, topics[:LISTED])],
             subscriptions=[_subscription(*each) for each in subscriptions],
             groups=groups,
             omitted={
@@ -87,13 +82,11 @@ async def summary(call: RouteCall) -> RouteAnswer:
     )
 
 
-def _topic(broker: MessageBroker, name: str) -> TopicNumbers:
-    topic = broker.engine.topics()[name]
-    logs = [broker.engine.log(name, number) for number in range(topic.partitions)]
+def _topic(topic: Topic, logs: list[PartitionLog], states: list[LogState]) -> TopicNumbers:
     return TopicNumbers(
-        topic=topic_view(topic, [log.state() for log in logs]),
-        published_messages=sum(log.published_messages for log in logs),
-        published_bytes=sum(log.published_bytes for log in logs),
+        topic=topic_view(topic, states),
+        published_messages=sum([log.published_messages for log in logs]),
+        published_bytes=sum([log.published_bytes for log in logs]),
     )
 
 

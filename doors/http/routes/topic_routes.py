@@ -11,8 +11,7 @@ from qb.core.broker.fetching import FetchLimits, messages
 from qb.core.positions import resolve
 from qb.core.wire.errors import UnknownPartition
 from qb.core.wire.whole_numbers import whole_number
-from qb.doors.http.http_errors import bad_request
-from qb.doors.http.http_views import (
+from qb.doors.http.reports.http_views import (
     HOUR,
     MessageView,
     PartitionView,
@@ -21,7 +20,10 @@ from qb.doors.http.http_views import (
     partition_view,
     topic_view,
 )
-from qb.doors.http.route_table import Fields, RouteAnswer, RouteCall, RouteRow, Streaming
+from qb.doors.http.reports.topic_states import topic_states
+from qb.doors.http.requests.http_errors import bad_request
+from qb.doors.http.routes.listings import PageQuery, page
+from qb.doors.http.routes.route_table import Fields, RouteAnswer, RouteCall, RouteRow, Streaming
 from qb.doors.http.streams.message_events import parse_event_id
 from qb.storage.engine import LogState, PartitionLog, Topic
 
@@ -54,8 +56,9 @@ class TailQuery(Fields):
     offset: Annotated[str, Meta(description="an offset, earliest, latest or a time")] = "latest"
 
 
-class TopicsBody(msgspec.Struct, frozen=True):
+class TopicsBody(msgspec.Struct, frozen=True, omit_defaults=True):
     topics: list[TopicView]
+    next_after: str | None = None  # there are more: ask with `after`
 
 
 class TopicDetails(msgspec.Struct, frozen=True):
@@ -79,8 +82,9 @@ class Watermarks(msgspec.Struct, frozen=True):
 
 
 async def list_topics(call: RouteCall) -> RouteAnswer:
-    topics = await call.broker.topics.list_all()
-    return RouteAnswer(TopicsBody([topic_view(topic, _states(call, topic)) for topic in topics]))
+    topics, next_after = page(await call.broker.topics.list_all(), call.query, lambda topic: topic.topic)
+    views = [topic_view(each.topic, each.states) async for each in topic_states(call.broker, topics)]
+    return RouteAnswer(TopicsBody(views, next_after))
 
 
 async def create_topic(call: RouteCall) -> RouteAnswer:
@@ -151,7 +155,7 @@ def _states(call: RouteCall, topic: Topic) -> list[LogState]:
 
 
 ROWS = [
-    RouteRow("GET", "/topics", "every topic", list_topics, answer=TopicsBody),
+    RouteRow("GET", "/topics", "topics by name", list_topics, query=PageQuery, answer=TopicsBody),
     RouteRow(
         "POST",
         "/topics",

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import msgspec
 import trio
 
-from qb.doors.http.http_errors import ANSWER_HEADERS
-from qb.doors.http.http_peer import HttpPeer
+from qb.doors.http.requests.http_errors import ANSWER_HEADERS
+from qb.doors.http.requests.http_peer import HttpPeer
 
 HEARTBEAT = 15.0  # seconds of silence until a comment says that the stream lives
 SLACK = 0.005  # seconds of work that may be done before any rest is taken

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from qb.core.wire.frames import Frame
 from qb.core.wire.whole_numbers import whole_number
-from qb.doors.http.http_views import MessageView, message_view
+from qb.doors.http.reports.http_views import MessageView, message_view
 from qb.doors.http.streams.event_stream import event
 
 

@@ -9,7 +9,7 @@ from qb.core.broker.message_broker import MessageBroker
 from qb.core.push.active_subscription import ActiveSubscription
 from qb.core.push.delivery_rounds import DeliveryRounds
 from qb.core.wire.errors import BadRequest, NotJoined
-from qb.doors.http.http_peer import HttpPeer
+from qb.doors.http.requests.http_peer import HttpPeer
 from qb.doors.http.streams.event_stream import EventStream, StreamPace
 from qb.doors.http.streams.message_events import parse_event_id
 from qb.doors.http.streams.stream_subscriber import SentMessage, StreamSubscriber

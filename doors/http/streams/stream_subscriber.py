@@ -13,7 +13,7 @@ from qb.core.push.active_subscription import ActiveSubscription
 from qb.core.push.delivery_rounds import DeliveryRounds
 from qb.core.push.delivery_sinks import FULL, PushedRun
 from qb.core.wire.frames import data_frames
-from qb.doors.http.http_peer import HttpPeer
+from qb.doors.http.requests.http_peer import HttpPeer
 from qb.doors.http.streams.event_stream import event
 from qb.doors.http.streams.message_events import EventBatch, encode_batch
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import trio
 
 from qb.core.pacing import spend
-from qb.doors.http.body_room import BodyRoom
-from qb.doors.http.http_errors import HttpError
-from qb.doors.http.request_bodies import BodyLimit, BodyParts
+from qb.doors.http.requests.body_room import BodyRoom
+from qb.doors.http.requests.http_errors import HttpError
+from qb.doors.http.requests.request_bodies import BodyLimit, BodyParts
 
 PORTION_LINES = 5_000
 PORTION_BYTES = 1 << 20

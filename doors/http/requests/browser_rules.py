@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from ipaddress import ip_address
 
-from qb.doors.http.http_errors import HttpError
+from qb.doors.http.requests.http_errors import HttpError
 
 LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "localhost6", "ip6-localhost", "ip6-loopback")
 EVENTS = "text/event-stream"

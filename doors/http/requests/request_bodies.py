@@ -11,9 +11,9 @@ import msgspec
 import trio
 
 from qb.core.wire.argument_errors import in_words, why_no_json
-from qb.doors.http.body_room import BodyRoom
-from qb.doors.http.http_errors import HttpError, bad_request
-from qb.doors.http.http_peer import HttpPeer
+from qb.doors.http.requests.body_room import BodyRoom
+from qb.doors.http.requests.http_errors import HttpError, bad_request
+from qb.doors.http.requests.http_peer import HttpPeer
 
 JSON = "application/json"
 LINES = "application/x-ndjson"

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from qb.core.wire.version import __version__
-from qb.doors.http.request_bodies import LINES, RAW
-from qb.doors.http.route_table import NoFields, RouteRow
+from qb.doors.http.requests.request_bodies import LINES, RAW
+from qb.doors.http.routes.route_table import NoFields, RouteRow
 
 OTHER_BODIES = {LINES: "one JSON object a line", RAW: "one message as it is"}
 _ALWAYS = (400, 500)  # bad query or body; a fault of ours

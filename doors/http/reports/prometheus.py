@@ -1,11 +1,10 @@
-"""The broker's numbers in the words of Prometheus, gathered when somebody asks.
+"""The broker's numbers in the format of Prometheus, gathered for each request.
 
 docs/METRICS.md lists what there is.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import inf
 
@@ -17,11 +16,11 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from qb.core.broker.message_broker import MessageBroker
-from qb.core.pacing import portions
 from qb.core.wire.version import __version__
+from qb.doors.http.reports.topic_states import topic_states
 from qb.storage.measures import Histogram
 
-LOGS_AT_ONCE = 200  # whose state is read between two checkpoints
+PARTITIONS = 10_000  # that have metrics of their own, in the order of their topics' names
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _own = CollectorRegistry()
@@ -72,24 +71,22 @@ async def _logs(broker: MessageBroker) -> list[Metric]:
     healthy = _gauge(
         "qb_log_healthy", "1 while the log takes messages, 0 if it is poisoned, damaged or held.", by_partition
     )
-    messages: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
-    topics = broker.engine.topics().items()
-    logs = [broker.engine.log(name, number) for name, topic in topics for number in range(topic.partitions)]
-    async for some in portions(logs, LOGS_AT_ONCE):
-        for log in some:
-            messages[log.topic] += log.published_messages
-            sizes[log.topic] += log.published_bytes
-            state, where = log.state(), [log.topic, str(log.partition)]
+    omitted = GaugeMetricFamily("qb_log_partitions_omitted", "Partitions beyond those that have metrics of their own.")
+    seen = 0
+    async for topic, logs, states in topic_states(broker, await broker.topics.list_all()):
+        published.add_metric([topic.topic], sum([log.published_messages for log in logs]))
+        size.add_metric([topic.topic], sum([log.published_bytes for log in logs]))
+        shown = states[: max(0, PARTITIONS - seen)]
+        seen += len(states)
+        for state in shown:
+            where = [topic.topic, str(state.partition)]
             kept.add_metric(where, state.bytes)
             segments.add_metric(where, state.segments)
             first.add_metric(where, state.first_offset)
             end.add_metric(where, state.next_offset)
             healthy.add_metric(where, state.status == "ok")
-    for name in messages:
-        published.add_metric([name], messages[name])
-        size.add_metric([name], sizes[name])
-    return [published, size, kept, segments, first, end, healthy]
+    omitted.add_metric([], max(0, seen - PARTITIONS))
+    return [published, size, kept, segments, first, end, healthy, omitted]
 
 
 def _storage(broker: MessageBroker) -> Iterator[Metric]:

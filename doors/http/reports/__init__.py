@@ -1,0 +1,1 @@
+"""What the broker tells of itself: topics, messages, metrics, as this door shows them."""

@@ -1,0 +1,1 @@
+"""What a request carries: its head checked, its body read within bounds, its refusal."""
