@@ -1,6 +1,6 @@
 """One consumer's membership of a group: its connection, its keeper, and the messages that it may take.
 
-In the background the keeper says what the member has to say and sends the fetches; the link hands in their answers; the
+In the background the keeper sends the requests that are due and the fetches; the link hands in their answers; the
 caller takes the messages. Guards are entered in this order: those of the link, then the member's own, which is
 therefore never held while the link is called.
 """
@@ -45,10 +45,10 @@ class AsyncConsumerMembership:
         self.in_hand: PartitionProgress | None = None  # what is being iterated
         self._started = self._stopped = self._closed = False
         self._failure: Exception | None = None  # of the keeper: a fault of ours
-        self._ask: ConsumerRequest | None = None  # what the keeper says next
+        self._ask: ConsumerRequest | None = None  # what the keeper sends next
         self._background = AsyncBackground()
         self._conversation = Conversation(client_id, idempotent=False)
-        self._fetcher = Fetcher(self.state.holdings, self._conversation)
+        self._fetcher = Fetcher(self.state.assigned, self._conversation)
         self._make_link = partial(
             AsyncLink, host, port, self._conversation, self._background, heartbeat_interval=heartbeat_interval
         )
@@ -123,7 +123,7 @@ class AsyncConsumerMembership:
             await self._start()
         await checkpoint()  # or a handler that never waits would keep the keeper from its work
         with self.changed:
-            self.state.holdings.finish()
+            self.state.assigned.finish()
             self.in_hand = None
             self.changed.notify_all()
             while not self._stopped:
@@ -166,7 +166,7 @@ class AsyncConsumerMembership:
         """Return the partitions that this member holds now."""
         self.link.check_process()
         with self.changed:
-            return sorted(held.partition for held in self.state.holdings if not held.stopped)
+            return sorted(held.partition for held in self.state.assigned if not held.stopped)
 
     # What the keeper does
 

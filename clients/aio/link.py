@@ -255,7 +255,7 @@ class AsyncLink:
             raise self._trouble.stalled()
 
     async def _wait_for(self, condition: Callable[[], bool], deadline: float) -> bool:
-        """Wait, with the task at work. Raises ConnectionLost if somebody closes the link."""
+        """Wait, with the task at work. Raises ConnectionLost if the link is closed."""
         life = self._start()
         with trio.CancelScope(deadline=deadline):
             while not condition() and self._life is life:

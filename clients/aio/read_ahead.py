@@ -1,4 +1,4 @@
-"""Fetches sent before they are asked for, while somebody reads a partition from end to end.
+"""Fetches sent before they are asked for, while a caller reads a partition from end to end.
 
 Stored messages do not change, so what was fetched a moment ago is what a fetch would bring now, as long as there is any
 of it. An answer without messages, or a refusal, is thrown away and asked for again. Any thread may call.
@@ -27,7 +27,7 @@ class AsyncAheadFetch(NamedTuple):
 
 
 class AsyncReadAhead:
-    """Knows who reads on where the last fetch ended, and asks for what comes next."""
+    """Knows which partitions are read on from where the last fetch ended, and asks for what comes next."""
 
     def __init__(self, link: AsyncLink, begin: Callable[[FetchRequest, float], Awaitable[AsyncPendingCall]]) -> None:
         self._link, self._begin = link, begin
@@ -51,7 +51,7 @@ class AsyncReadAhead:
     async def go_on(self, wanted: FetchRequest, next_offset: int) -> None:
         """A fetch has ended at `next_offset`: if it began where another one had, ask for the one that will follow.
 
-        Whoever fetched has its messages: nothing is asked for if that would mean to wait, for a connection or for room.
+        The caller has its messages: nothing is asked for if that would mean to wait, for a connection or for room.
         """
         where = wanted.topic, wanted.partition
         goes_on = self._expected.pop(where, None) == wanted.offset
@@ -62,7 +62,7 @@ class AsyncReadAhead:
             try:
                 self._ahead[where] = AsyncAheadFetch(following, await self._begin(following, now()))
             except QBError:
-                pass  # whoever asks next will hear of it
+                pass  # the next fetch raises it
         for stale in _drop_oldest(self._ahead):
             self._link.forget(stale.call)
 

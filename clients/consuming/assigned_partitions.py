@@ -1,7 +1,7 @@
 """The partitions that a consumer holds: what to fetch, what to hand out, what is handled.
 
-A message is *in hand* from the moment it is handed out until the next one is asked for; then it is *handled*. Whoever
-shares this between threads guards it with a lock; only `handed` and `handled` are moved without one, by the thread
+A message is *in hand* from the moment it is handed out until the next one is asked for; then it is *handled*. Threads
+that share this guard it with a lock; only `handed` and `handled` are moved without one, by the thread
 that has the partition in hand.
 """
 
@@ -115,7 +115,7 @@ class AssignedPartitions:
                 self._held[partition] = PartitionProgress(partition)
 
     def stop_all(self) -> None:
-        """Hand out nothing more; what is in hand is not handled, and nobody will say more about it."""
+        """Hand out nothing more; what is in hand is not handled, and no report about it will follow."""
         self._in_hand.clear()
         self.allow(())
 

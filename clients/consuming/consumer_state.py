@@ -49,8 +49,8 @@ class ConsumerState:
 
     def __init__(self, options: ConsumerOptions, new_id: Callable[[], str] = lambda: uuid4().hex) -> None:
         self.options = options
-        self.holdings = AssignedPartitions()
-        self.sure_until = -inf  # until then nobody else can hold what we hold: hand out nothing later
+        self.assigned = AssignedPartitions()
+        self.sure_until = -inf  # until then no other member can hold what we hold: hand out nothing later
         self.error: QBError | None = None  # why this consumer cannot go on
         self.over = False  # it has left
         self._new_id = new_id
@@ -85,7 +85,7 @@ class ConsumerState:
             return inf
         if self._retry_at > now:
             return self._retry_at
-        return min(self._heartbeat_at, self._commit_at, self.holdings.next_retry(now))
+        return min(self._heartbeat_at, self._commit_at, self.assigned.next_retry(now))
 
     def _ask(self, method: str, **arguments: Any) -> ConsumerRequest:
         return ConsumerRequest(method, {"group": self.options.group_id, "member": self._member, **arguments})
@@ -99,19 +99,19 @@ class ConsumerState:
 
     def _give_up(self) -> ConsumerRequest | None:
         """Commit what is handled of the partitions that we have to give up, then forget them."""
-        stopped = self.holdings.to_give_up()
-        if self.options.auto_commit and (ask := self._commit(self.holdings.handled(stopped))):
+        stopped = self.assigned.to_give_up()
+        if self.options.auto_commit and (ask := self._commit(self.assigned.handled(stopped))):
             return ask
-        self.holdings.drop(stopped)
+        self.assigned.drop(stopped)
         return None
 
     def _sync(self) -> ConsumerRequest | None:
-        if not self._rebalance or any(held.stopped for held in self.holdings):
+        if not self._rebalance or any(held.stopped for held in self.assigned):
             return None
         return self._ask("sync_group", generation=self._generation)
 
     def _leave(self) -> ConsumerRequest | None:
-        return None if len(self.holdings) else self._ask("leave_group")
+        return None if len(self.assigned) else self._ask("leave_group")
 
     def _find_positions(self) -> ConsumerRequest | None:
         unplaced = self._unplaced()
@@ -120,12 +120,12 @@ class ConsumerState:
         return ConsumerRequest("offsets", unplaced[0].partition._asdict()) if unplaced else None
 
     def _unplaced(self) -> list[PartitionProgress]:
-        return [held for held in self.holdings if held.position is None and not held.stopped]
+        return [held for held in self.assigned if held.position is None and not held.stopped]
 
     def _due_commits(self, now: float) -> dict[AssignedPartition, int]:
         offsets: dict[AssignedPartition, int] = {}
         if now >= self._commit_at:
-            offsets = self.holdings.handled(self.holdings)
+            offsets = self.assigned.handled(self.assigned)
             self._commit_at = now + self.options.commit_interval
         for wish in self._wishes:
             offsets |= wish.offsets
@@ -164,7 +164,7 @@ class ConsumerState:
         pause = self.options.session_timeout / 3
         self._heartbeat_at = sent + (min(EAGER, pause) if standing["waiting"] else pause)
         if not self._leaving:
-            self.holdings.allow({AssignedPartition(*each) for each in standing["partitions"]})
+            self.assigned.allow({AssignedPartition(*each) for each in standing["partitions"]})
 
     def _place(self, committed: Mapping[AssignedPartition, int]) -> None:
         for held in self._unplaced():
@@ -173,14 +173,14 @@ class ConsumerState:
             held.is_new = offset is None
 
     def _place_new(self, partition: AssignedPartition, first: int, end: int) -> None:
-        held = self.holdings.get(partition)
+        held = self.assigned.get(partition)
         if held is not None and held.position is None:
             start = {"earliest": first, "latest": end}.get(str(self.options.start))
             held.begin(min(max(int(self.options.start), first), end) if start is None else start, None)
 
     def _committed(self, offsets: Mapping[AssignedPartition, int]) -> None:
         for partition, offset in offsets.items():
-            self.holdings.committed(partition, offset)
+            self.assigned.committed(partition, offset)
             self._singly.pop(partition, None)
             for wish in self._wishes:
                 if wish.offsets.get(partition) == offset:
@@ -208,7 +208,7 @@ class ConsumerState:
         if error.code in _NOT_COMMITTABLE:
             self._committed(offsets)  # there is nothing left to commit to
         elif error.code == Code.STALE_GENERATION:
-            self.holdings.drop(self.holdings.to_give_up())
+            self.assigned.drop(self.assigned.to_give_up())
             self._singly.clear()
             self._heartbeat_at = now
         elif error.code in _NOT_A_MEMBER:
@@ -217,7 +217,7 @@ class ConsumerState:
             self._retry_at = now + PAUSE
 
     def unanswered(self, ask: ConsumerRequest, now: float) -> None:
-        """Nobody knows whether the broker has heard it; saying it again does no harm."""
+        """It is not known whether the broker has received it; sending it again does no harm."""
         self._retry_at = now + PAUSE
         if ask.method == "leave_group":
             self._start_over(_gone())
@@ -229,7 +229,7 @@ class ConsumerState:
     def _start_over(self, error: QBError) -> None:
         """We are no member any more: drop everything and join under a new id, unless it was time to go."""
         self.over = self._leaving
-        self.holdings.clear()
+        self.assigned.clear()
         self._member, self._joined, self.sure_until = self._new_id(), False, -inf
         self._singly.clear()
         for wish in self._wishes:
@@ -248,15 +248,15 @@ class ConsumerState:
         """Return a partition with messages to hand out, if it is certainly ours. Raises what keeps us from going on."""
         if self.error is not None:
             raise self.error
-        return self.holdings.take() if now < self.sure_until else None
+        return self.assigned.take() if now < self.sure_until else None
 
     def wish_commit(self, message: Message | None) -> PendingCommit:
         """Commit all that was handed out, or up to one message. Raises StaleGeneration if that is not ours."""
         if message is None:
-            if self.holdings.lost:
+            if self.assigned.lost:
                 raise StaleGeneration(Code.STALE_GENERATION, "what is in hand belongs to another consumer now")
-            self.holdings.all_is_handled()
-            wish = PendingCommit(self.holdings.handled(self.holdings))
+            self.assigned.all_is_handled()
+            wish = PendingCommit(self.assigned.handled(self.assigned))
         else:
             held = self._find(AssignedPartition(message.topic, message.partition))
             held.handled = max(held.handled, message.offset + 1)
@@ -266,17 +266,17 @@ class ConsumerState:
         return wish
 
     def give_up_wish(self, wish: PendingCommit) -> None:
-        """Nobody waits for it any more."""
+        """Its caller does not wait for it any more."""
         self._wishes = [other for other in self._wishes if other is not wish]
 
     def seek(self, partition: AssignedPartition, offset: int) -> None:
         """Go on from another offset. Raises StaleGeneration if the partition is not ours, or not for much longer."""
         if self._find(partition).stopped:
             raise StaleGeneration(Code.STALE_GENERATION, f"this consumer has to give up {partition}")
-        self.holdings.seek(partition, offset)
+        self.assigned.seek(partition, offset)
 
     def _find(self, partition: AssignedPartition) -> PartitionProgress:
-        held = self.holdings.get(partition)
+        held = self.assigned.get(partition)
         if held is None:
             raise StaleGeneration(Code.STALE_GENERATION, f"this consumer does not hold {partition}")
         return held
@@ -285,7 +285,7 @@ class ConsumerState:
         """Commit what is handled (not what is in hand) and leave; `over` tells when that is done."""
         self._leaving = True
         self.over = not self._joined
-        self.holdings.stop_all()
+        self.assigned.stop_all()
 
 
 def _offsets_in(ask: ConsumerRequest) -> dict[AssignedPartition, int]:

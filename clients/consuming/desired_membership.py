@@ -1,4 +1,4 @@
-"""The will to be in a subscription, whatever becomes of connections."""
+"""Desired membership of a subscription, kept across reconnects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TICK = 0.02  # seconds between two looks at what is done, while anything is held
 
 
 class JoinPlan(NamedTuple):
-    """What a caller wants: which subscription, handled by whom, and how."""
+    """What a caller wants: which subscription, which handler, and how."""
 
     subscription_id: str
     handler: Callable[[Any], Any]
@@ -147,13 +147,13 @@ class DesiredMembership:
             self.inbox.close()
             self.inbox = None
 
-    def words(self, conversation: Conversation) -> bytes:
-        """Return the SETTLEs with all that is to be told, or nothing."""
+    def settle(self, conversation: Conversation) -> bytes:
+        """Return the SETTLEs with all that is unsent, or nothing."""
         frames = b""
-        while self.inbox is not None and (body := self.inbox.words()):
+        while self.inbox is not None and (body := self.inbox.settle()):
             about = {"subscription_id": self.plan.subscription_id}
             number, frame = conversation.compose(MessageType.SETTLE, about, body)
-            self.inbox.told(number)
+            self.inbox.sent(number)
             frames += frame
         return frames
 

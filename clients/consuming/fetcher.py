@@ -11,22 +11,22 @@ from qb.core.wire.frames import Frame, MessageType
 
 
 class Fetcher:
-    """Asks for what the holdings want, and takes what comes to them."""
+    """Asks for what the assigned partitions want, and hands them what comes."""
 
-    def __init__(self, holdings: AssignedPartitions, conversation: Conversation) -> None:
-        self._holdings, self._conversation = holdings, conversation
+    def __init__(self, assigned: AssignedPartitions, conversation: Conversation) -> None:
+        self._assigned, self._conversation = assigned, conversation
         self._sent: dict[int, tuple[PartitionProgress, FetchRequest]] = {}
         self._connected = False
 
     def is_due(self, now: float) -> bool:
-        """Is there something to fetch, and somebody to ask?"""
-        return self._connected and bool(self._holdings.wanting(now))
+        """Is there something to fetch, and a connection?"""
+        return self._connected and bool(self._assigned.wanting(now))
 
     def compose(self, now: float) -> bytes:
         """Return the fetches to send now; they count as sent."""
         frames = []
-        for held in self._holdings.wanting(now):
-            wanted = self._holdings.fetch(held)
+        for held in self._assigned.wanting(now):
+            wanted = self._assigned.fetch(held)
             number, frame = self._conversation.compose(MessageType.FETCH, wanted.properties())
             self._sent[number] = held, wanted
             frames.append(frame)
@@ -38,9 +38,9 @@ class Fetcher:
             return None
         held, wanted = self._sent.pop(answer.sequence_number)
         try:
-            self._holdings.fetched(held, portion_in(answer, wanted))
+            self._assigned.fetched(held, portion_in(answer, wanted))
         except (RequestRefused, PeerMisbehaved) as error:
-            self._holdings.not_fetched(held, error, now)
+            self._assigned.not_fetched(held, error, now)
             return error
         return None
 

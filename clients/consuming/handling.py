@@ -33,7 +33,7 @@ def _handle_each(portion: MessageBatch, handler: Callable[[Any], Any]) -> None:
 
 
 def _check_result(result: object) -> None:
-    """A coroutine that nobody awaits must not pass for a message handled."""
+    """A coroutine that is never awaited must not pass for a message handled."""
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()

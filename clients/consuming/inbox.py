@@ -1,8 +1,8 @@
 """One stay in a subscription: messages in, what to tell the broker out.
 
-A worker takes a portion, handles it, and reports; words for the broker gather here until somebody sends them. What it
-has to say and when is the rule for clients in docs/SUBSCRIPTIONS.md. Not safe to share between threads without a lock,
-but for Portion.done: one worker counts it up, anybody may read it.
+A worker takes a portion, handles it, and reports; settlements gather here until they are sent. What is sent
+and when is the rule for clients in docs/SUBSCRIPTIONS.md. Not safe to share between threads without a lock,
+but for Portion.done: one worker counts it up, any thread may read it.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class HandlingOptions(NamedTuple):
 class MessageBatch:
     """Messages that one worker has in hand, all of one delivery."""
 
-    __slots__ = ("done", "inbox", "messages", "told")
+    __slots__ = ("done", "inbox", "messages", "reported")
 
     def __init__(self, inbox: Inbox, messages: list[Message]) -> None:
         self.inbox, self.messages = inbox, messages
         self.done = 0  # how many of them are handled
-        self.told = 0  # how many of them the broker has been told of, or will be with the next words
+        self.reported = 0  # how many of them the broker knows of, or will with the next SETTLE
 
 
 class Inbox:
@@ -54,14 +54,14 @@ class Inbox:
     def __init__(self, terms: JoinTerms, manner: HandlingOptions) -> None:
         self.terms, self._manner = terms, manner
         self.goes_on = True  # may handlers start?
-        self._closed = False  # is the stay over, so that nothing is told any more?
-        self.urgent = False  # are there words that must go out before the next handler starts?
+        self._closed = False  # is the stay over, so that nothing is reported any more?
+        self.urgent = False  # is there something that must be sent before the next handler starts?
         self.held = 0  # messages delivered and not yet settled
         self.unsent = 0  # settled messages of which the broker does not know
-        self._enough = min(FLUSH, max(1, terms.window // 2))  # unsent ones that make words worth sending
+        self._enough = min(FLUSH, max(1, terms.window // 2))  # unsent ones that are worth a frame
         one_by_one = not manner.batches and (manner.manual or manner.concurrency > 1)
         self._most = 1 if one_by_one else self._enough
-        self._lanes = KeySequencer(manner.manual or manner.concurrency > 1) if terms.keyed else None
+        self._key_order = KeySequencer(manner.manual or manner.concurrency > 1) if terms.keyed else None
         self._deliveries: deque[DeliveredFrames] = deque()
         self._running = 0  # portions whose handlers have not returned
         self._suspect: MessageBatch | None = None  # the one of these that may kill the process: it runs alone
@@ -81,11 +81,11 @@ class Inbox:
         self._started: list[tuple[int, int]] = []
 
     def stop(self) -> None:
-        """Take no more messages. What is done is still told."""
+        """Take no more messages. What is done is still reported."""
         self.goes_on = False
 
     def close(self) -> None:
-        """The stay is over: nothing is taken or told any more."""
+        """The stay is over: nothing is taken or reported any more."""
         self.goes_on, self._closed = False, True
 
     # Messages in
@@ -97,7 +97,7 @@ class Inbox:
             self.held += delivery.count
 
     def take(self) -> MessageBatch | None:
-        """Return what to handle next, or None. Send the words first if `urgent`."""
+        """Return what to handle next, or None. Send what is unsent first if `urgent`."""
         messages = self._next() if self.goes_on and self._suspect is None else []
         if not messages:
             self._sent_away += self.goes_on and self._has_more
@@ -118,15 +118,15 @@ class Inbox:
     @property
     def _waits_for_quiet(self) -> bool:
         """Is what comes next to be handled alone?"""
-        if self._lanes and self._lanes.freed:
-            return self._lanes.freed[0].source.suspects
+        if self._key_order and self._key_order.freed:
+            return self._key_order.freed[0].source.suspects
         return bool(self._deliveries) and self._deliveries[0].suspects
 
     def _next(self) -> list[Message]:
         if self._waits_for_quiet and self._running:
             return []
-        if self._lanes and self._lanes.freed:
-            return [self._lanes.freed.popleft()]
+        if self._key_order and self._key_order.freed:
+            return [self._key_order.freed.popleft()]
         while self._deliveries:
             delivery = self._deliveries[0]
             if delivery.suspects and self._running:
@@ -134,8 +134,8 @@ class Inbox:
             found = delivery.read(self._most if delivery.attempt == 1 else 1)
             if delivery.exhausted:
                 self._deliveries.popleft()
-            if self._lanes and found:
-                found, dropped = self._lanes.admit(found)
+            if self._key_order and found:
+                found, dropped = self._key_order.admit(found)
                 self.held -= dropped
             if found:
                 return found
@@ -144,8 +144,9 @@ class Inbox:
     def _name(self, portion: MessageBatch) -> None:
         """Handle a redelivered message in the open, and with it everything that is in hand at the same time.
 
-        Whoever is named stays so until it is settled. So what is taken beside it is named too, and that goes on until
-        nothing is in hand: otherwise the one that is named would be charged with the deaths of those that are not.
+        A message that is named stays so until it is settled. So what is taken beside it is named too, and that goes on
+        until nothing is in hand: otherwise the one that is named would be charged with the deaths of those that are
+        not.
         """
         if self._open:
             self._start([portion])
@@ -164,7 +165,7 @@ class Inbox:
         """The handler has returned for all that is `done`; the rest of the portion is given up."""
         self._finished(portion)
         if not self._manner.manual:
-            self._tell_done(portion)
+            self._report_done(portion)
             self._put_down(portion)
 
     def _finished(self, portion: MessageBatch) -> None:
@@ -176,15 +177,15 @@ class Inbox:
         """Return how many workers that were sent away could get something now, and count them as called."""
         if self._suspect is not None or self._waits_for_quiet:
             return 0
-        hands, self._sent_away = self._sent_away, 0
-        return hands if self._has_more else 0
+        workers, self._sent_away = self._sent_away, 0
+        return workers if self._has_more else 0
 
     def raised(self, portion: MessageBatch, reason: str) -> bool:
         """The handler has raised, for the message after those that are `done`, or for its batch.
 
         Returns whether there is more in the portion to handle.
         """
-        self._tell_done(portion)
+        self._report_done(portion)
         end = len(portion.messages) if self._manner.batches else portion.done + 1
         for message in portion.messages[portion.done : end]:
             self._fail(message, None, reason)
@@ -192,7 +193,7 @@ class Inbox:
             self._finished(portion)
             return False
         failed = portion.messages[portion.done]
-        portion.done = portion.told = end
+        portion.done = portion.reported = end
         self._drop_followers(portion, failed)
         if end < len(portion.messages):
             return True
@@ -216,12 +217,12 @@ class Inbox:
             self._extensions.append((*_place(message), 1, 1, seconds))
             self.urgent = True
 
-    def _tell_done(self, portion: MessageBatch) -> None:
-        """Note the acks of what is done in a portion and was not told yet."""
+    def _report_done(self, portion: MessageBatch) -> None:
+        """Note the acks of what is done in a portion and was not reported yet."""
         done = portion.done  # it may move on while we look
-        if portion.told < done:
-            self._ack(portion.messages[portion.told : done])
-            portion.told = done
+        if portion.reported < done:
+            self._ack(portion.messages[portion.reported : done])
+            portion.reported = done
 
     def _ack(self, messages: list[Message]) -> None:
         if not self._closed:
@@ -235,8 +236,8 @@ class Inbox:
         self._nacks.append((*_place(message), delay, _sendable(reason)))
         self.unsent += 1
         self.held -= 1
-        if self._lanes:
-            self.held -= self._lanes.failed(message)
+        if self._key_order:
+            self.held -= self._key_order.failed(message)
         if self._manner.manual:
             self._pick(message)
 
@@ -248,16 +249,16 @@ class Inbox:
         """Take one message out of hand that was settled by hand."""
         del self._in_hand[_place(message)]
         self._let_go()
-        if self._lanes:
-            self._lanes.released([message])
+        if self._key_order:
+            self._key_order.released([message])
 
     def _put_down(self, portion: MessageBatch) -> None:
         first = _place(portion.messages[0])
         if self._in_hand.get(first) is portion:
             del self._in_hand[first]
         self._let_go()
-        if self._lanes:
-            self._lanes.released(portion.messages)
+        if self._key_order:
+            self._key_order.released(portion.messages)
 
     def _let_go(self) -> None:
         """What was named must be settled before the next handler starts."""
@@ -265,21 +266,21 @@ class Inbox:
         self._open = self._open and bool(self._in_hand)
 
     def _drop_followers(self, portion: MessageBatch, failed: Message) -> None:
-        lanes, done = self._lanes, portion.done
-        if lanes:
+        key_order, done = self._key_order, portion.done
+        if key_order:
             rest = portion.messages[done:]
-            portion.messages[done:] = kept = [each for each in rest if not lanes.is_follower(each, failed)]
+            portion.messages[done:] = kept = [each for each in rest if not key_order.is_follower(each, failed)]
             self.held -= len(rest) - len(kept)
 
     @property
     def freed(self) -> int:
         """How many messages can be taken that could not be before, because their key was in hand."""
-        return len(self._lanes.freed) if self._lanes else 0
+        return len(self._key_order.freed) if self._key_order else 0
 
     # What to tell the broker
 
     @property
-    def has_words(self) -> bool:
+    def has_unsent(self) -> bool:
         """Is there anything to tell the broker?"""
         return bool(self._bodies or self.unsent or self._started or self._extensions or self._extend_all)
 
@@ -289,7 +290,7 @@ class Inbox:
         return self.unsent >= self._enough
 
     def tick(self, now: float) -> bool:
-        """Called every now and then: look what is done, renew leases; returns whether there are words to send."""
+        """Called every now and then: look what is done, renew leases; returns whether there is something to send."""
         self._gather()
         if not self.held:
             self._extend_at = None
@@ -298,22 +299,22 @@ class Inbox:
         elif now >= self._extend_at:
             self._extend_at = now + self.terms.ack_deadline / 3
             self._extend_all = True
-        return self.has_words and not self._closed
+        return self.has_unsent and not self._closed
 
-    def words(self) -> bytes:
-        """Return the body of a SETTLE with what is to be told, and forget it; told() follows if it was sent.
+    def settle(self) -> bytes:
+        """Return the body of a SETTLE with what is unsent, and forget it; sent() follows if it was sent.
 
         It names at most MAX_ENTRIES messages and runs: call again until it returns nothing.
         """
         self._gather()
-        if self._closed or not self.has_words:
+        if self._closed or not self.has_unsent:
             return b""
         if not self._bodies:
             self._bodies.extend(_bodies(self._parts()))
         return self._bodies.popleft()
 
     def _parts(self) -> dict[str, Any]:
-        """Return all that is to be told, and forget it."""
+        """Return all that is unsent, and forget it."""
         runs = [(partition, run) for partition, offsets in self._acked.items() for run in _runs(offsets)]
         parts: dict[str, Any] = {
             "acks": [(partition, run.start, len(run), run.step) for partition, run in runs],
@@ -329,12 +330,12 @@ class Inbox:
         """Note what is done in the portions in hand."""
         if not self._manner.manual:
             for portion in self._in_hand.values():
-                self._tell_done(portion)
+                self._report_done(portion)
 
-    def told(self, number: int) -> None:
-        """The words went out as SETTLE number so-and-so; all of them only with the last of several."""
-        if self._lanes and not self._bodies:
-            self._lanes.told(number)
+    def sent(self, number: int) -> None:
+        """The body went out as the SETTLE of this number; all of them only with the last of several."""
+        if self._key_order and not self._bodies:
+            self._key_order.sent(number)
 
 
 def _place(message: Message) -> tuple[int, int]:

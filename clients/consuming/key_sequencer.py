@@ -85,7 +85,7 @@ class KeySequencer:
         same = message.key == failed.key is not None and message.partition == failed.partition
         return same and message.offset > failed.offset
 
-    def told(self, number: int) -> None:
+    def sent(self, number: int) -> None:
         """The failures so far went out with this SETTLE."""
         for bars in self._bars.values():
             for bar in bars:
@@ -98,9 +98,9 @@ class KeySequencer:
 
     def _lift_bars(self, settled: int) -> None:
         """Forget the failures of which the broker knew when it sent what is read now: later deliveries know too."""
-        for lane, bars in list(self._bars.items()):
+        for key, bars in list(self._bars.items()):
             left = [bar for bar in bars if bar.number is None or bar.number > settled]
             if left:
-                self._bars[lane] = left
+                self._bars[key] = left
             else:
-                del self._bars[lane]
+                del self._bars[key]

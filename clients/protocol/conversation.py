@@ -97,7 +97,7 @@ class Goodbye(NamedTuple):
 
 
 class PushedFrame(NamedTuple):
-    """A frame that answers nothing: a delivery, for whoever dispatches deliveries."""
+    """A frame that answers nothing: a delivery, for the listener."""
 
     frame: Frame
 
@@ -148,7 +148,7 @@ class Conversation:
         return self._window.unanswered() + self._staged.unanswered()
 
     def lost(self) -> list[UnackedBatch]:
-        """Note that the connection is gone; return the batches whose fate nobody can find out any more.
+        """Note that the connection is gone; return the batches whose fate cannot be found out any more.
 
         Those of a producer that the broker knows are kept, and those for stages: sent again, they cannot be stored
         twice.
@@ -338,7 +338,7 @@ class Conversation:
         else:
             error = _refusal_in(frame)
             if error.code == Code.SHUTTING_DOWN:
-                return Goodbye(error.text)  # not staged: it will be sent again to whoever comes up next
+                return Goodbye(error.text)  # not staged: it will be sent again on the next connection
             answer = RefusedPublishes(frame.sequence_number, 1, error)
         return PublishesSettled(self._staged.answer(answer))
 
@@ -359,7 +359,7 @@ class Conversation:
         else:
             error = _refusal_in(frame)
             if error.code == Code.SHUTTING_DOWN and self.producer_id is not None:
-                return Goodbye(error.text)  # not stored: it will be sent again to whoever comes up next
+                return Goodbye(error.text)  # not stored: it will be sent again on the next connection
             if error.code == Code.PRODUCER_FENCED:
                 self._forget_producer()  # never continue as a producer that another connection is now
             answer = RefusedPublishes(frame.sequence_number, count, error)

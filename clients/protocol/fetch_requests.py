@@ -102,7 +102,7 @@ class FetchAnswer(NamedTuple):
 
     source: IndexedFrameSource
     offset: int  # of the first
-    count: int  # type: ignore[assignment]  # nobody counts occurrences in a portion
+    count: int  # type: ignore[assignment]  # hides tuple.count(), which is of no use here
 
     @property
     def next_offset(self) -> int:

@@ -20,7 +20,7 @@ _LENGTHS = struct.Struct(">I20xI")  # of a frame: total_length, properties_lengt
 
 
 class Settler(Protocol):
-    """Who tells the broker what became of a message. None of this blocks for long."""
+    """Reports to the broker what became of a message. None of this blocks for long."""
 
     def ack(self, message: Message) -> None: ...
     def nack(self, message: Message, delay: float | None, reason: str) -> None: ...
@@ -161,12 +161,12 @@ def _check_seconds(name: str, seconds: float) -> None:
 
 @lru_cache(maxsize=4096)
 def _properties(encoded: bytes) -> dict[str, str]:
-    """Neighbours often have the same properties. Whoever gets this must not change it."""
+    """Neighbours often have the same properties. The result is shared: callers must not change it."""
     return decode_properties(encoded)
 
 
 class PulledSettler:
-    """The settler of messages that nobody waits to hear of."""
+    """The settler of messages that were pulled: they are not settled."""
 
     def ack(self, message: Message) -> None:
         raise RuntimeError("only a message of a subscription is acked; pulled ones are committed by their consumer")
@@ -182,7 +182,7 @@ NOT_PUSHED = PulledSettler()
 
 
 class FrameSource:
-    """Stored frames of one partition: what their messages have in common, and those that nobody has read yet."""
+    """Stored frames of one partition: what their messages have in common, and those that are not read yet."""
 
     __slots__ = ("_at", "_data", "attempt", "partition", "settled", "settler", "subscription_id", "suspects", "topic")
 

@@ -154,7 +154,7 @@ def _checked_timestamp(timestamp_ms: int) -> int:
 
 
 def as_bytes(body: Body) -> bytes:
-    """Return the body as bytes that nobody can change any more. Raises TypeError for what is not bytes-like."""
+    """Return the body as bytes, which cannot change any more. Raises TypeError for what is not bytes-like."""
     if isinstance(body, bytes):
         return body
     if isinstance(body, str):

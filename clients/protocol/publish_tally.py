@@ -72,7 +72,7 @@ class PublishTally:
     def offsets(self) -> Offsets:
         """Return all offsets; what is still pending now counts as uncertain.
 
-        Raises PublishFailed or PublishUncertain, or unchanged the error of whoever gave the bodies.
+        Raises PublishFailed or PublishUncertain, or unchanged what the iterable of bodies raised.
         """
         for indexes, batch in self.pending:
             self._take(indexes, batch)
@@ -93,5 +93,5 @@ class PublishTally:
 def _failed(index: int, stored: Offsets, error: QBError) -> PublishFailed:
     if not isinstance(error, PublishUncertain):
         return PublishFailed(f"body {index} failed, {len(stored)} were stored: {error}", index, stored)
-    text = f"from body {index} on nobody knows what is stored, {len(stored)} surely are: {error}"
+    text = f"from body {index} on it is not known what is stored; {len(stored)} surely are: {error}"
     return PublishUncertain(text, index, stored)

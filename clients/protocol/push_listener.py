@@ -1,4 +1,4 @@
-"""What a link expects of whoever cares for the broker's pushes."""
+"""What a link expects of the object that takes the broker's pushes."""
 
 from __future__ import annotations
 

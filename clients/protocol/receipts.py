@@ -118,7 +118,7 @@ class SpreadRun(NamedTuple):
 class SpreadOffsets(Offsets):
     """The offsets of bodies that went to several partitions in turn.
 
-    They are put in order when somebody asks for the first of them, and take twelve bytes a body then.
+    They are put in order when the first of them is asked for, and take twelve bytes a body then.
     """
 
     __slots__ = ("_ordered", "_pieces")

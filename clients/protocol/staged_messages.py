@@ -87,7 +87,7 @@ class StagePortion(NamedTuple):
     topic: str
     partition: int
     frames: Body
-    count: int  # type: ignore[assignment]  # nobody counts occurrences in a portion
+    count: int  # type: ignore[assignment]  # hides tuple.count(), which is of no use here
 
 
 class TransactionDraft:
@@ -107,32 +107,32 @@ class TransactionDraft:
             yield from self._make_room((topic, piece.partition), len(frames))
             self._put((topic, piece.partition), frames, len(piece.bodies))
 
-    def _make_room(self, lane: Lane, size: int) -> Iterator[StagePortion]:
-        if len(self._frames.get(lane, b"")) + size > STAGE_BYTES:
-            yield from self._take(lane)
+    def _make_room(self, key: Lane, size: int) -> Iterator[StagePortion]:
+        if len(self._frames.get(key, b"")) + size > STAGE_BYTES:
+            yield from self._take(key)
         if self._size + size > DRAFT_BYTES:
             yield from self.take_all()
 
-    def _put(self, lane: Lane, frames: Frames, count: int) -> None:
-        self._frames.setdefault(lane, bytearray()).extend(frames)
-        self._counts[lane] = self._counts.get(lane, 0) + count
+    def _put(self, key: Lane, frames: Frames, count: int) -> None:
+        self._frames.setdefault(key, bytearray()).extend(frames)
+        self._counts[key] = self._counts.get(key, 0) + count
         self._size += len(frames)
 
     def take_all(self) -> list[StagePortion]:
         """Return everything that is left, to be staged."""
-        return [portion for lane in list(self._frames) for portion in self._take(lane)]
+        return [portion for key in list(self._frames) for portion in self._take(key)]
 
-    def _take(self, lane: Lane) -> Iterator[StagePortion]:
-        if (frames := self._frames.pop(lane, None)) is not None:
+    def _take(self, key: Lane) -> Iterator[StagePortion]:
+        if (frames := self._frames.pop(key, None)) is not None:
             self._size -= len(frames)
-            yield StagePortion(*lane, frames, self._counts.pop(lane))
+            yield StagePortion(*key, frames, self._counts.pop(key))
 
 
 class StageBundle(NamedTuple):
     """What one STAGE frame carries."""
 
     frames: memoryview
-    count: int  # type: ignore[assignment]  # nobody counts occurrences in a bundle
+    count: int  # type: ignore[assignment]  # hides tuple.count(), which is of no use here
 
 
 def cut(frames: Body, count: int, max_message_size: int) -> list[StageBundle]:
@@ -208,13 +208,13 @@ class StageLedger:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """What is raised inside spoils the stage: nobody knows any more what it holds, so it must not be committed."""
+        """What is raised inside spoils the stage: what it holds is not known any more, so it must not be committed."""
         if self._spoilt is not None:
             raise self._spoilt
         try:
             yield
         except BaseException as error:
-            interrupted = QBError("an earlier call was interrupted: nobody knows what the stage holds")
+            interrupted = QBError("an earlier call was interrupted: what the stage holds is not known")
             self.spoil(error if isinstance(error, QBError) else interrupted)
             raise
 

@@ -21,5 +21,5 @@ def options_of(options: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def own_name(topic: str) -> str:
-    """Return a name for a subscription that nobody else will use."""
+    """Return a name for a subscription that no other client will use."""
     return f"{topic[:160]}.{os.urandom(8).hex()}"

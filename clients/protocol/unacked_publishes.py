@@ -39,7 +39,7 @@ class HeldStageFrame(NamedTuple):
 
 
 class RefusedPublishes(NamedTuple):
-    """A run of publishes, or a STAGE frame, that will never be stored, or of which nobody knows."""
+    """A run of publishes, or a STAGE frame, that will never be stored, or of which it is not known."""
 
     number: int
     size: int
@@ -58,7 +58,7 @@ class UnackedBatch:
         self.first, self.count, self.data = first, count, data
         self.left = count  # how many are not answered yet
         self.answers: list[Answer] = []
-        self.waiter = waiter  # belongs to whoever sent the batch
+        self.waiter = waiter  # belongs to the caller that sent the batch
         self._answered = bytearray(count)  # 1 for each number that has its answer
 
     def answer(self, answer: Answer) -> None:

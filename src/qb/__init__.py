@@ -5,6 +5,7 @@ trio is loaded only when a name that begins with Async is asked for.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from qb.clients.blocking.client import BrokerClient
@@ -118,21 +119,16 @@ __all__ = [
 ]
 
 
+_ASYNC = {
+    "AsyncBrokerClient": "qb.clients.aio.client",
+    "AsyncConsumer": "qb.clients.aio.consumer",
+    "AsyncStage": "qb.clients.aio.transactions",
+    "AsyncSubscriber": "qb.clients.aio.subscribing.subscriber",
+    "AsyncTransaction": "qb.clients.aio.transactions",
+}  # where the names are that need trio
+
+
 def __getattr__(name: str) -> Any:
-    if name == "AsyncBrokerClient":
-        from qb.clients.aio.client import AsyncBrokerClient
-
-        return AsyncBrokerClient
-    if name == "AsyncConsumer":
-        from qb.clients.aio.consumer import AsyncConsumer
-
-        return AsyncConsumer
-    if name == "AsyncSubscriber":
-        from qb.clients.aio.subscribing.subscriber import AsyncSubscriber
-
-        return AsyncSubscriber
-    if name in ("AsyncStage", "AsyncTransaction"):
-        from qb.clients.aio import transactions as trio_transactions
-
-        return getattr(trio_transactions, name)
+    if name in _ASYNC:
+        return getattr(import_module(_ASYNC[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

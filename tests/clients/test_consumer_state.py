@@ -41,7 +41,7 @@ def everything(broker: Broker) -> list[tuple[int, int]]:
 
 def test_a_member_joins_syncs_and_then_finds_out_where_to_begin() -> None:
     broker = Broker(partitions=1)
-    assert joined(broker).holdings.get(AssignedPartition("t", 0)).position == 0
+    assert joined(broker).assigned.get(AssignedPartition("t", 0)).position == 0
     assert broker.heard == ["join_group", "sync_group", "committed_offsets", "offsets"]
 
 
@@ -49,14 +49,14 @@ def test_a_member_joins_syncs_and_then_finds_out_where_to_begin() -> None:
 def test_a_new_group_begins_where_it_is_told(start: str | int, position: int) -> None:
     broker = Broker(partitions=1)
     broker.first[0] = 3
-    assert joined(broker, start=start).holdings.get(AssignedPartition("t", 0)).position == position
+    assert joined(broker, start=start).assigned.get(AssignedPartition("t", 0)).position == position
 
 
 def test_a_known_group_goes_on_from_the_committed_offset_whatever_the_start() -> None:
     broker = Broker(partitions=2)
     broker.committed[AssignedPartition("t", 1)] = 4
     member = joined(broker, start="latest")
-    assert [held.position for held in member.holdings] == [10, 4]
+    assert [held.position for held in member.assigned] == [10, 4]
 
 
 def test_where_a_new_group_began_is_committed_so_that_no_member_begins_elsewhere() -> None:
@@ -195,7 +195,7 @@ def test_a_partition_in_hand_is_given_up_and_committed_only_after_it_is_handled(
         pass
     two = joined(broker, 1.0, name="b")
     assert one.settle(4.0) == ["heartbeat_group"]
-    assert len(two.holdings) == 0
+    assert len(two.assigned) == 0
     with pytest.raises(StaleGeneration, match="has to give up"):
         one.state.seek(AssignedPartition("t", 1), 5)
     assert one.next(4.0) is None or one.got[-1][0] == 0  # nothing more of the other partition
@@ -218,7 +218,7 @@ def test_every_message_is_handled_once_when_a_second_member_comes() -> None:
             member.settle(float(now))
             member.consume(float(now))
     assert sorted(one.got + two.got) == everything(broker)
-    assert {len(one.holdings), len(two.holdings)} == {2}
+    assert {len(one.assigned), len(two.assigned)} == {2}
 
 
 def test_a_member_that_waits_for_others_heartbeats_often() -> None:
@@ -238,7 +238,7 @@ def test_a_member_that_was_put_out_drops_everything_and_joins_under_a_new_id() -
     ask = member.say(0.0)
     assert ask.method == "commit_offsets"
     assert isinstance(wish.error, UnknownGroup)
-    assert len(member.holdings) == 0
+    assert len(member.assigned) == 0
     with pytest.raises(StaleGeneration, match="belongs to another"):
         member.state.wish_commit(None)
     assert member.next(0.0) is None
@@ -304,18 +304,18 @@ def test_a_heartbeat_that_is_answered_late_counts_from_when_it_was_sent() -> Non
 
 
 def holdings_of(count: int) -> AssignedPartitions:
-    holdings = AssignedPartitions()
-    holdings.allow([AssignedPartition("t", number) for number in range(count)])
-    for held in holdings:
+    assigned = AssignedPartitions()
+    assigned.allow([AssignedPartition("t", number) for number in range(count)])
+    for held in assigned:
         held.begin(0, None)
-    return holdings
+    return assigned
 
 
 def test_no_more_than_two_portions_of_a_partition_are_kept() -> None:
     member = joined(Broker(partitions=1, messages=100))
     for _ in range(10):
         member.fetch(0.0)
-    (held,) = member.holdings
+    (held,) = member.assigned
     assert held.position == AHEAD * 3
 
 
@@ -333,8 +333,8 @@ def test_few_partitions_are_polled_long_and_many_take_turns() -> None:
 
 @pytest.mark.parametrize(("count", "size"), [(1, MAX_BYTES), (100, 32 * 2**20 // 200), (5_000, MIN_BYTES)])
 def test_many_partitions_share_the_memory(count: int, size: int) -> None:
-    holdings = holdings_of(count)
-    assert holdings.fetch(holdings.wanting(0.0)[0]).max_bytes == size
+    assigned = holdings_of(count)
+    assert assigned.fetch(assigned.wanting(0.0)[0]).max_bytes == size
 
 
 def test_partitions_take_turns() -> None:
@@ -347,8 +347,8 @@ def test_the_answer_to_a_fetch_of_what_was_given_up_is_ignored() -> None:
     broker = Broker(partitions=1)
     member = joined(broker)
     member.fetch(0.0)
-    held = member.holdings.get(AssignedPartition("t", 0))
-    member.holdings.stop_all()
+    held = member.assigned.get(AssignedPartition("t", 0))
+    member.assigned.stop_all()
     assert member.next(0.0) is None
     assert held.stopped
 

@@ -87,11 +87,11 @@ class Stay:
         portion.done = len(portion.messages)
         self.inbox.returned(portion)
 
-    def words(self) -> Any:
+    def settle(self) -> Any:
         """Send what there is to tell, and return it."""
-        body = self.inbox.words()
+        body = self.inbox.settle()
         self.number += 1
-        self.inbox.told(self.number)
+        self.inbox.sent(self.number)
         return json.loads(body) if body else {}
 
 
@@ -169,11 +169,11 @@ def test_fresh_messages_are_taken_in_portions_and_acked_in_runs() -> None:
     assert not stay.inbox.urgent
     stay.finish(first)
     assert stay.inbox.full
-    assert stay.words() == {"acks": [[0, 0, FLUSH, 1]]}
+    assert stay.settle() == {"acks": [[0, 0, FLUSH, 1]]}
     stay.finish(stay.take())
     assert stay.inbox.take() is None
-    assert stay.words() == {"acks": [[0, FLUSH, 44, 1]]}
-    assert stay.words() == {}
+    assert stay.settle() == {"acks": [[0, FLUSH, 44, 1]]}
+    assert stay.settle() == {}
     assert stay.inbox.held == 0
 
 
@@ -183,7 +183,7 @@ def test_one_settle_covers_runs_of_several_deliveries_partitions_and_steps() -> 
     stay.deliver(range(10, 16, 2))
     stay.deliver([5, 6, 9], partition=1)
     assert len(stay.take_all()) == 11
-    assert stay.words() == {"acks": [[0, 0, 8, 2], [1, 5, 2, 1], [1, 9, 1, 1]]}
+    assert stay.settle() == {"acks": [[0, 0, 8, 2], [1, 5, 2, 1], [1, 9, 1, 1]]}
 
 
 def test_what_is_too_much_for_one_settle_goes_out_in_several_in_order() -> None:
@@ -193,7 +193,7 @@ def test_what_is_too_much_for_one_settle_goes_out_in_several_in_order() -> None:
     taken = stay.take_all()
     assert len(taken) == len(squares)
     told = []
-    while words := stay.words():
+    while words := stay.settle():
         assert len(words["acks"]) <= MAX_ENTRIES
         told += [
             offset for _, first, count, step in words["acks"] for offset in range(first, first + count * step, step)
@@ -217,9 +217,9 @@ def test_what_is_done_is_told_while_the_rest_of_a_portion_is_in_hand() -> None:
     assert not stay.inbox.tick(0.0)
     portion.done = 3
     assert stay.inbox.tick(0.02)
-    assert stay.words() == {"acks": [[0, 0, 3, 1]]}
+    assert stay.settle() == {"acks": [[0, 0, 3, 1]]}
     stay.finish(portion)
-    assert stay.words() == {"acks": [[0, 3, 2, 1]]}
+    assert stay.settle() == {"acks": [[0, 3, 2, 1]]}
 
 
 def test_a_stopped_stay_takes_nothing_more_and_tells_what_is_done() -> None:
@@ -237,7 +237,7 @@ def test_a_stopped_stay_takes_nothing_more_and_tells_what_is_done() -> None:
     stay.inbox.returned(portion)
     assert seen == [0, 1]
     assert stay.inbox.take() is None
-    assert stay.words() == {"acks": [[0, 0, 2, 1]]}
+    assert stay.settle() == {"acks": [[0, 0, 2, 1]]}
 
 
 def test_nothing_is_told_after_the_connection_was_lost() -> None:
@@ -246,7 +246,7 @@ def test_nothing_is_told_after_the_connection_was_lost() -> None:
     portion = stay.take()
     stay.inbox.close()
     stay.finish(portion)
-    assert stay.words() == {}
+    assert stay.settle() == {}
     assert stay.inbox.take() is None
 
 
@@ -257,7 +257,7 @@ def test_a_stopped_stay_starts_no_batch() -> None:
     stay.inbox.stop()
     assert handle(portion, lambda messages: pytest.fail("called"), True) is None
     stay.inbox.returned(portion)
-    assert stay.words() == {}
+    assert stay.settle() == {}
 
 
 # Failures
@@ -277,7 +277,7 @@ def test_a_handler_that_raises_nacks_its_message_alone() -> None:
     assert stay.inbox.raised(portion, reason_of(error))
     assert handle(portion, handler, False) is None
     stay.inbox.returned(portion)
-    words = stay.words()
+    words = stay.settle()
     assert acked(words) == [0, 2, 3]
     assert words["nacks"] == [[0, 1, None, "ValueError: no good"]]
     assert stay.inbox.held == 0
@@ -290,7 +290,7 @@ def test_a_batch_handler_gets_lists_and_its_exception_nacks_them_all() -> None:
     error = handle(portion, lambda messages: 1 / (len(messages) - 3), True)
     assert error is not None
     assert not stay.inbox.raised(portion, "bad batch")
-    assert stay.words() == {"nacks": [[0, offset, None, "bad batch"] for offset in range(3)]}
+    assert stay.settle() == {"nacks": [[0, offset, None, "bad batch"] for offset in range(3)]}
     stay.deliver([0], attempt=2)
     stay.deliver([1, 2], attempt=2)
     alone = stay.take()
@@ -331,7 +331,7 @@ def test_a_reason_is_cut_and_made_fit_for_json() -> None:
     stay = Stay()
     stay.deliver([1])
     stay.inbox.raised(stay.take(), "\udc80" + "x" * 1000)
-    assert stay.words()["nacks"] == [[0, 1, None, "?" + "x" * 499]]
+    assert stay.settle()["nacks"] == [[0, 1, None, "?" + "x" * 499]]
 
 
 # Redelivered messages are handled in the open
@@ -346,14 +346,14 @@ def test_a_redelivered_message_is_named_before_and_acked_after_before_the_next_o
     third = stay.take()
     assert offsets(third) == [2]
     assert stay.inbox.urgent
-    assert stay.words() == {"acks": [[0, 0, 2, 1]], "started": [[0, 2]]}
+    assert stay.settle() == {"acks": [[0, 0, 2, 1]], "started": [[0, 2]]}
     stay.finish(third)
     fourth = stay.take()
-    assert stay.words() == {"acks": [[0, 2, 1, 1]], "started": [[0, 3]]}
+    assert stay.settle() == {"acks": [[0, 2, 1, 1]], "started": [[0, 3]]}
     stay.inbox.raised(fourth, "bad")
     fresh = stay.take()
     assert stay.inbox.urgent
-    assert stay.words() == {"nacks": [[0, 3, None, "bad"]]}
+    assert stay.settle() == {"nacks": [[0, 3, None, "bad"]]}
     assert offsets(fresh) == [4, 5]
     assert not stay.inbox.urgent
 
@@ -364,18 +364,18 @@ def test_everything_in_hand_beside_a_redelivered_message_is_named_too() -> None:
     stay.deliver([3], attempt=2)
     stay.deliver([4, 5])
     fresh = [stay.take() for _ in range(3)]
-    assert stay.words() == {}
+    assert stay.settle() == {}
     stay.finish(fresh[0])
     redelivered = stay.take()
-    assert stay.words() == {"acks": [[0, 0, 1, 1]], "started": [[0, 1], [0, 2], [0, 3]]}
+    assert stay.settle() == {"acks": [[0, 0, 1, 1]], "started": [[0, 1], [0, 2], [0, 3]]}
     stay.finish(fresh[1])
     assert stay.inbox.urgent
     beside = stay.take()
-    assert stay.words() == {"acks": [[0, 1, 1, 1]], "started": [[0, 4]]}
+    assert stay.settle() == {"acks": [[0, 1, 1, 1]], "started": [[0, 4]]}
     for portion in (fresh[2], redelivered, beside):
         stay.finish(portion)
     stay.take()
-    assert stay.words() == {"acks": [[0, 2, 3, 1]]}
+    assert stay.settle() == {"acks": [[0, 2, 3, 1]]}
 
 
 # Suspects are handled one at a time
@@ -389,7 +389,7 @@ def test_suspects_are_handled_one_at_a_time_whatever_the_concurrency() -> None:
         assert offsets(portion) == [offset]
         assert stay.inbox.take() is None, "nothing starts beside it"
         assert stay.inbox.urgent
-        assert stay.words()["started"] == [[0, offset]], "it has one name only"
+        assert stay.settle()["started"] == [[0, offset]], "it has one name only"
         stay.finish(portion)
         assert stay.inbox.urgent
 
@@ -414,7 +414,7 @@ def test_a_suspect_waits_for_the_handlers_that_are_running_and_nothing_overtakes
     stay.finish(second)
     suspect = stay.take()
     assert offsets(suspect) == [7]
-    assert stay.words() == {"acks": [[0, 0, 2, 1]], "started": [[0, 7]]}
+    assert stay.settle() == {"acks": [[0, 0, 2, 1]], "started": [[0, 7]]}
     assert stay.inbox.take() is None
     stay.finish(suspect)
     assert stay.inbox.call_back() == 3, "as many as went away empty-handed"
@@ -483,19 +483,19 @@ def test_by_hand_a_message_is_held_until_it_is_settled() -> None:
         portion = stay.take()
         stay.finish(portion)
         messages += portion.messages
-    assert stay.words() == {}
+    assert stay.settle() == {}
     assert stay.inbox.held == 4
     messages[2].ack()
     messages[0].nack(delay=2.5, reason="later")
     messages[1].extend(60)
-    assert stay.words() == {
+    assert stay.settle() == {
         "acks": [[0, 2, 1, 1]],
         "nacks": [[0, 0, 2.5, "later"]],
         "extend": [[0, 1, 1, 1, 60]],
     }
     messages[2].nack()
     messages[0].ack()
-    assert stay.words() == {}, "a message is settled once"
+    assert stay.settle() == {}, "a message is settled once"
     assert stay.inbox.held == 2
 
 
@@ -505,7 +505,7 @@ def test_by_hand_an_exception_nacks_only_what_was_not_settled_before() -> None:
     portion = stay.take()
     portion.messages[1].ack()
     stay.inbox.raised(portion, "bad")
-    assert stay.words() == {"acks": [[0, 1, 1, 1]], "nacks": [[0, 0, None, "bad"], [0, 2, None, "bad"]]}
+    assert stay.settle() == {"acks": [[0, 1, 1, 1]], "nacks": [[0, 0, None, "bad"], [0, 2, None, "bad"]]}
 
 
 def test_by_hand_messages_beside_a_redelivered_one_that_is_not_settled_are_named() -> None:
@@ -514,9 +514,9 @@ def test_by_hand_messages_beside_a_redelivered_one_that_is_not_settled_are_named
     stay.deliver([1, 2])
     first = stay.take()
     stay.finish(first)
-    assert stay.words() == {"started": [[0, 0]]}
+    assert stay.settle() == {"started": [[0, 0]]}
     stay.take()
-    assert stay.words() == {"started": [[0, 1]]}
+    assert stay.settle() == {"started": [[0, 1]]}
     first.messages[0].ack()
     assert stay.inbox.urgent
 
@@ -527,11 +527,11 @@ def test_an_ack_of_an_earlier_delivery_does_not_count_for_a_later_one() -> None:
     early = stay.take().messages[0]
     stay.deliver([0], attempt=2)
     late = stay.take().messages[0]
-    stay.words()
+    stay.settle()
     early.ack()
-    assert stay.words() == {}
+    assert stay.settle() == {}
     late.ack()
-    assert stay.words() == {"acks": [[0, 0, 1, 1]]}
+    assert stay.settle() == {"acks": [[0, 0, 1, 1]]}
 
 
 # Leases
@@ -545,12 +545,12 @@ def test_leases_are_renewed_every_third_of_the_deadline_while_anything_is_held()
     assert not stay.inbox.tick(1.0)
     assert not stay.inbox.tick(10.9)
     assert stay.inbox.tick(11.0)
-    assert stay.words() == {"extend_all": 30.0}
+    assert stay.settle() == {"extend_all": 30.0}
     assert not stay.inbox.tick(20.0)
     assert stay.inbox.tick(21.0)
-    stay.words()
+    stay.settle()
     stay.finish(portion)
-    stay.words()
+    stay.settle()
     assert not stay.inbox.tick(40.0)
 
 
@@ -571,7 +571,7 @@ def test_what_follows_a_failed_message_of_its_key_is_dropped_until_the_broker_kn
     stay.finish(portion)
     stay.deliver([6, 7], keys=list("ab"))
     assert stay.take_all() == [7], "not told yet"
-    assert stay.words() == {"acks": [[0, 0, 2, 1], [0, 3, 3, 2]], "nacks": [[0, 2, None, "bad"]]}
+    assert stay.settle() == {"acks": [[0, 0, 2, 1], [0, 3, 3, 2]], "nacks": [[0, 2, None, "bad"]]}
     stay.deliver([8, 9], keys=list("ab"), settled=stay.number - 1)
     assert stay.take_all() == [9], "the broker had not seen the failure"
     stay.deliver([2], keys=["a"], attempt=2, settled=stay.number)
@@ -615,7 +615,7 @@ def test_a_failure_drops_those_that_wait_for_their_key() -> None:
     assert stay.inbox.take() is None
     stay.finish(other)
     assert stay.inbox.held == 0
-    assert stay.words() == {"acks": [[0, 2, 1, 1]], "nacks": [[0, 0, None, "bad"]]}
+    assert stay.settle() == {"acks": [[0, 2, 1, 1]], "nacks": [[0, 0, None, "bad"]]}
 
 
 def test_by_hand_the_next_of_a_key_comes_when_the_one_before_is_settled() -> None:
@@ -734,12 +734,12 @@ def test_words_travel_as_settle_frames_with_growing_numbers() -> None:
         assert portion is not None
         portion.done = 1
         inbox.returned(portion)
-        frame = decode_frame(joined.membership.words(joined.conversation))
+        frame = decode_frame(joined.membership.settle(joined.conversation))
         assert (frame.type, frame.properties) == (MessageType.SETTLE, {"subscription_id": "s"})
         assert json.loads(frame.body) == {"acks": [[0, offset, 1, 1]]}
         numbers.append(frame.sequence_number)
     assert numbers == sorted(numbers)
-    assert joined.membership.words(joined.conversation) == b""
+    assert joined.membership.settle(joined.conversation) == b""
 
 
 def test_leaving_is_over_when_the_broker_has_answered_or_the_connection_is_lost() -> None:

@@ -90,8 +90,8 @@ class Member:
         """Its ids start with `name`, which decides what it gets."""
         self.broker = broker
         self.state = ConsumerState(options(**changed), lambda: f"{name}-{next(LIVES)}")
-        self.holdings = self.state.holdings
-        self.fetcher = Fetcher(self.holdings, Conversation())
+        self.assigned = self.state.assigned
+        self.fetcher = Fetcher(self.assigned, Conversation())
         self.fetcher.welcomed()
         self.in_hand: PartitionProgress | None = None
         self.got: list[tuple[int, int]] = []  # partition and offset of all that was handed out
@@ -133,11 +133,11 @@ class Member:
         if held is not None:
             held.handled = held.handed
         if held is None or held.stopped or now >= self.state.sure_until or not length_hint(held.messages):
-            self.holdings.finish()
+            self.assigned.finish()
             held = self.in_hand = self.state.take(now)
         message = next(held.messages, None) if held else None
         if held is None or message is None:
-            self.holdings.finish()
+            self.assigned.finish()
             self.in_hand = None
             return None
         held.handed = message.offset + 1

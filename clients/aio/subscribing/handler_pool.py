@@ -17,14 +17,14 @@ class AsyncHandlerWork(Protocol):
     async def work(self) -> bool:
         """Handle some of them; False if there are none."""
 
-    async def speak(self) -> None:
+    async def send_urgent(self) -> None:
         """Send what the broker must know before handlers of other subscribers start."""
 
 
 class AsyncMessageSink(Protocol):
     """Is told that a subscriber has messages."""
 
-    def call(self, work: AsyncHandlerWork, hands: int) -> None:
+    def call(self, work: AsyncHandlerWork, workers: int) -> None:
         """There is work for up to so many tasks. Does not block."""
 
     def stop(self) -> None:
@@ -43,9 +43,9 @@ class AsyncHandlerPool:
         self._running = 0
         self._queue: deque[AsyncHandlerWork] = deque()
 
-    def call(self, work: AsyncHandlerWork, hands: int) -> None:
+    def call(self, work: AsyncHandlerWork, workers: int) -> None:
         """There is work for up to so many tasks. Does not block."""
-        for _ in range(min(hands, self._size)):
+        for _ in range(min(workers, self._size)):
             self._queue.append(work)
             if self._running < self._size:
                 self._running += 1
@@ -69,6 +69,6 @@ class AsyncHandlerPool:
         while await work.work():
             await checkpoint()  # handlers that never wait must not keep the other tasks from their work
             if self._queue:
-                await work.speak()
+                await work.send_urgent()
                 self._queue.append(work)
                 return

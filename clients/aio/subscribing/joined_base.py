@@ -26,7 +26,7 @@ class AsyncJoinedBase:
         self._sending_soon = False
         self._token = trio.lowlevel.current_trio_token()
 
-    def _by_hand(self, change: Callable[[Inbox], None]) -> None:
+    def _settle_manually(self, change: Callable[[Inbox], None]) -> None:
         self._membership.check_manual()
         self._link.check_process()
         if trio.lowlevel.in_trio_task():
@@ -70,7 +70,7 @@ class AsyncJoinedBase:
         """Begin to leave."""
         raise NotImplementedError
 
-    def _call(self, hands: int) -> None:
+    def _call(self, workers: int) -> None:
         """There is work for up to so many tasks."""
         raise NotImplementedError
 

@@ -35,7 +35,7 @@ _here: ContextVar[AsyncJoinedSubscription | None] = ContextVar(
 
 
 def handler_is_running_for() -> AsyncJoinedSubscription | None:
-    """Return whose handler has called."""
+    """Return the subscription whose handler is the caller, if any."""
     return _here.get()
 
 
@@ -98,15 +98,15 @@ class AsyncJoinedSubscription(AsyncJoinedBase):
 
     def ack(self, message: Message) -> None:
         """For Message.ack()."""
-        self._by_hand(lambda inbox: inbox.ack(message))
+        self._settle_manually(lambda inbox: inbox.ack(message))
 
     def nack(self, message: Message, delay: float | None, reason: str) -> None:
         """For Message.nack()."""
-        self._by_hand(lambda inbox: inbox.nack(message, delay, reason))
+        self._settle_manually(lambda inbox: inbox.nack(message, delay, reason))
 
     def extend(self, message: Message, seconds: float) -> None:
         """For Message.extend()."""
-        self._by_hand(lambda inbox: inbox.extend(message, seconds))
+        self._settle_manually(lambda inbox: inbox.extend(message, seconds))
 
     # What the handler pool does
 
@@ -124,15 +124,15 @@ class AsyncJoinedSubscription(AsyncJoinedBase):
         return True
 
     async def take(self) -> MessageBatch | None:
-        """Return what to handle, with everything said that has to be said first; put_down() follows."""
+        """Return what to handle, after sending what must be sent first; put_down() follows."""
         with self._changed:
             inbox = self._membership.inbox
             if inbox is None:
                 return None
             portion = inbox.take()
             self._busy += portion is not None
-            speak = inbox.urgent or (portion is None and inbox.has_words)
-        if speak:
+            must_send = inbox.urgent or (portion is None and inbox.has_unsent)
+        if must_send:
             with shielded():  # what was taken must reach its handler
                 await self.send()
         return portion
@@ -141,10 +141,10 @@ class AsyncJoinedSubscription(AsyncJoinedBase):
         """Its handler has returned."""
         with self._changed:
             self._busy -= 1
-            hands = portion.inbox.call_back()
+            workers = portion.inbox.call_back()
             self._changed.notify_all()
-        if hands:
-            self._call(hands)
+        if workers:
+            self._call(workers)
 
     async def _handle(self, portion: MessageBatch) -> None:
         more = True
@@ -175,8 +175,8 @@ class AsyncJoinedSubscription(AsyncJoinedBase):
             self._membership.end(error)
         self.leave_soon()
 
-    async def speak(self) -> None:
-        """Send words that cannot wait."""
+    async def send_urgent(self) -> None:
+        """Send what cannot wait."""
         with self._changed:
             urgent = self._membership.inbox is not None and self._membership.inbox.urgent
         if urgent:
@@ -190,7 +190,7 @@ class AsyncJoinedSubscription(AsyncJoinedBase):
         """Return what there is to send; called with the link's guards held."""
         with self._changed:
             asked = self._membership.ask(self._conversation, now())
-            return asked or self._membership.words(self._conversation)
+            return asked or self._membership.settle(self._conversation)
 
     # What the link does
 
@@ -220,16 +220,16 @@ class AsyncJoinedSubscription(AsyncJoinedBase):
             self._membership.lost()
             self._changed.notify_all()
 
-    def _call(self, hands: int) -> None:
-        self._sink.call(self, hands)
+    def _call(self, workers: int) -> None:
+        self._sink.call(self, workers)
 
     # What the ticker does
 
     async def tick(self, time: float) -> float | None:
         """Send what is due; returns after how many seconds to look again, if at all."""
         with self._changed:
-            speak = self._membership.tick(time)
-        if speak:
+            must_send = self._membership.tick(time)
+        if must_send:
             await self.send()
         with self._changed:
             return self._membership.pause(time)
@@ -287,7 +287,7 @@ class AsyncJoinedSubscription(AsyncJoinedBase):
                 await self._link.post(self._compose_farewell)
                 await self._wait_for(lambda: self._membership.out, self._patience)
                 with self._changed:
-                    self._membership.lost()  # what is handled late is not told any more
+                    self._membership.lost()  # what is handled late is not reported any more
                 await self._on_end()
         except QBError as error:
             log.warning("after leaving subscription %s: %s", self.subscription_id, error)
@@ -298,7 +298,7 @@ class AsyncJoinedSubscription(AsyncJoinedBase):
 
     def _compose_farewell(self) -> bytes:
         with self._changed:
-            return self._membership.words(self._conversation) + self._membership.leave(self._conversation)
+            return self._membership.settle(self._conversation) + self._membership.leave(self._conversation)
 
     async def _wait_for(self, condition: Callable[[], object], seconds: float = inf) -> bool:
         with self._changed:

@@ -19,7 +19,7 @@ class MessageArrival:
     def __init__(self) -> None:
         self.event = trio.Event()
 
-    def call(self, work: AsyncHandlerWork, hands: int) -> None:
+    def call(self, work: AsyncHandlerWork, workers: int) -> None:
         """There is something to take."""
         self.event.set()
 

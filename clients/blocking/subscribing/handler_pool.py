@@ -16,7 +16,7 @@ class HandlerWork(Protocol):
     def work(self) -> bool:
         """Handle some of them; False if there are none."""
 
-    def speak(self) -> None:
+    def send_urgent(self) -> None:
         """Send what the broker must know before handlers of other subscribers start."""
 
     def fail(self, error: BaseException) -> None:
@@ -26,7 +26,7 @@ class HandlerWork(Protocol):
 class MessageSink(Protocol):
     """Is told that a subscriber has messages."""
 
-    def call(self, work: HandlerWork, hands: int) -> None:
+    def call(self, work: HandlerWork, workers: int) -> None:
         """There is work for up to so many threads. Does not block."""
 
     def stop(self) -> None:
@@ -47,11 +47,11 @@ class HandlerPool:
     def _disband(self) -> None:
         self._disbanded = True
 
-    def call(self, work: HandlerWork, hands: int) -> None:
+    def call(self, work: HandlerWork, workers: int) -> None:
         """There is work for up to so many threads. Does not block."""
         if not self._started:
             self._start()
-        for _ in range(min(hands, self._size)):
+        for _ in range(min(workers, self._size)):
             self._queue.put(work)
 
     def _start(self) -> None:
@@ -79,6 +79,6 @@ class HandlerPool:
     def _serve(self, work: HandlerWork) -> None:
         while work.work():
             if not self._queue.empty():
-                work.speak()
+                work.send_urgent()
                 self._queue.put(work)
                 return

@@ -21,7 +21,7 @@ class JoinedBase:
 
     def __init__(self) -> None: ...
 
-    def _by_hand(self, change: Callable[[Inbox], None]) -> None:
+    def _settle_manually(self, change: Callable[[Inbox], None]) -> None:
         self._membership.check_manual()
         self._link.check_process()
         with self._changed:
@@ -29,13 +29,13 @@ class JoinedBase:
             if inbox is None:
                 return
             change(inbox)
-            speak, hands = inbox.urgent or inbox.full or not self._busy, inbox.freed
-        if speak:
+            must_send, workers = inbox.urgent or inbox.full or not self._busy, inbox.freed
+        if must_send:
             self.send()
-        if hands:
-            self._call(hands)
+        if workers:
+            self._call(workers)
 
-    def _call(self, hands: int) -> None:
+    def _call(self, workers: int) -> None:
         """There is work for up to so many threads."""
         raise NotImplementedError
 
