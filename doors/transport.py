@@ -58,6 +58,7 @@ class Transport:
         self._queue: deque[memoryview] = deque()
         self._changed = Signal()  # something was queued, or the queue has emptied
         self.queued = 0  # bytes that wait for the peer to read
+        self.taken = 0  # bytes that the kernel has taken
         self.moved = False  # set when the peer takes queued bytes, or the first ones are queued
         self.has_emptied: Callable[[], None] | None = None  # called when nothing is queued any more
         self.gone = False
@@ -66,6 +67,11 @@ class Transport:
     def sock(self) -> socket.socket:
         """The socket, for those who need to know its addresses."""
         return self._socket
+
+    @property
+    def position(self) -> int:
+        """How many bytes were given to send() in all, and not thrown away."""
+        return self.taken + self.queued
 
     async def receive(self, most: int = RECEIVE_BYTES) -> bytes:
         """Return what the peer has sent, at most so many bytes; b"" when it has gone."""
@@ -124,12 +130,14 @@ class Transport:
 
     def _send_now(self, parts: Sequence[bytes | memoryview]) -> int:
         try:
-            return self._socket.sendmsg(parts[:PARTS_AT_ONCE]) if len(parts) > 1 else self._socket.send(parts[0])
+            taken = self._socket.sendmsg(parts[:PARTS_AT_ONCE]) if len(parts) > 1 else self._socket.send(parts[0])
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError:
             self._lose()
             return 0
+        self.taken += taken
+        return taken
 
     def _lose(self) -> None:
         self.gone = True

@@ -344,7 +344,7 @@ class DeliveryRounds:
             return  # it has left, and perhaps joined again, since this was decided
         size = sum(map(len, runs))
         about = (active.name, active.topic, deliver.partition, deliver.attempt, size, settled)
-        sink.deliver(PushedRun(*about, frames, deliver.suspects))
+        sink.deliver(PushedRun(*about, frames, deliver.suspects, runs))
         self._count(active, deliver, size, frames)
         if sink.settles_at_once:
             active.subscription.ack(sink.name, deliver.partition, runs, trio.current_time())

@@ -18,6 +18,7 @@ class PushedRun(NamedTuple):
     settled: int  # the last SETTLE of this subscriber that counted when it was decided
     frames: bytes | memoryview
     suspects: bool = False  # of an unexplained death: to be handled one at a time
+    runs: tuple[range, ...] = ()  # their offsets
 
 
 class DeliverySink(Protocol):

@@ -6,6 +6,7 @@ from qb.core.pacing import spend
 from qb.core.push.delivery_sinks import FULL, PushedRun
 from qb.core.wire.clock import now_ms
 from qb.core.wire.frames import MessageType, data_frames, encode_frame, encode_head
+from qb.doors.delivery_receipts import DeliveryReceipts
 from qb.doors.transport import Transport
 
 
@@ -38,14 +39,15 @@ class DeliverSink:
 
 
 class BasicSink:
-    """Plain DATA frames, for a peer that knows only types 1 to 9."""
+    """Plain DATA frames, for a peer that knows only types 1 to 9: its TCP acks for it."""
 
-    settles_at_once = True
     settled = 0
 
-    def __init__(self, name: str, transport: Transport) -> None:
+    def __init__(self, name: str, transport: Transport, receipts: DeliveryReceipts) -> None:
         self.name = name
         self._transport = transport
+        self._receipts = receipts
+        self.settles_at_once = not receipts.available
 
     @property
     def full(self) -> bool:
@@ -69,6 +71,8 @@ class BasicSink:
             for _, offset, timestamp, properties, body in data_frames(delivery.frames)
         ]
         self._transport.send(b"".join(frames))
+        if not self.settles_at_once:
+            self._receipts.expect(delivery)
 
     def removed(self, subscription_id: str, reason: str) -> None:
         self._transport.send(_removal(subscription_id, reason))

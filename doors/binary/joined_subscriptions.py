@@ -14,6 +14,7 @@ from qb.core.wire.errors import BadRequest, NotJoined
 from qb.core.wire.frames import Frame
 from qb.doors.binary.deliver_frames import BasicSink, DeliverSink
 from qb.doors.binary.settle_requests import advance, carry_out, decode_settle
+from qb.doors.delivery_receipts import AwaitedDelivery, DeliveryReceipts
 from qb.doors.transport import Transport
 from qb.storage.signals import Wait
 
@@ -32,6 +33,7 @@ class JoinedSubscriptions:
         self._manager = manager
         self._transport = transport
         self._joined: dict[str, tuple[ActiveSubscription, DeliverySink]] = {}
+        self.receipts = DeliveryReceipts(transport, self._received, self._renew)
         self.fast = False
 
     @property
@@ -43,7 +45,7 @@ class JoinedSubscriptions:
         """Join; deliveries start after the caller has had the chance to answer. Raises SubscriptionBusy, BadRequest."""
         sink: DeliverySink = DeliverSink(member, self._transport)
         if not self.fast:
-            sink, window = BasicSink(member, self._transport), narrow(window)
+            sink, window = BasicSink(member, self._transport, self.receipts), narrow(window)
         active = self.join_with(sink, subscription_id, window, announces)
         options = active.subscription.options
         return {
@@ -67,14 +69,16 @@ class JoinedSubscriptions:
 
     def leave(self, subscription_id: str) -> None:
         """Leave in good order. Raises NotJoined."""
+        self.receipts.look()
         active, sink = self._find(subscription_id)
         del self._joined[subscription_id]
         self._manager.deliveries.leave(active, sink, died=False)
 
     def leave_all(self, *, died: bool) -> None:
-        """The connection has ended."""
+        """The connection has ended. What a basic peer has not received is held against no message."""
+        self.receipts.look()
         for active, sink in self._joined.values():
-            self._manager.deliveries.leave(active, sink, died=died)
+            self._manager.deliveries.leave(active, sink, died=died and not isinstance(sink, BasicSink))
         self._joined.clear()
 
     def has_room(self) -> None:
@@ -116,6 +120,26 @@ class JoinedSubscriptions:
             await trio.lowlevel.checkpoint()
             done = advance(steps, active.subscription, name)
         self._manager.deliveries.serve(active)
+
+    def _received(self, deliveries: list[AwaitedDelivery]) -> None:
+        """Settle what the TCP of a basic peer has acknowledged."""
+        now = trio.current_time()
+        settled: dict[ActiveSubscription, None] = {}
+        for _, subscription_id, partition, runs in deliveries:
+            if self._is_joined(subscription_id):
+                active, sink = self._joined[subscription_id]
+                active.subscription.ack(sink.name, partition, runs, now)
+                settled[active] = None
+        for active in settled:
+            self._manager.deliveries.serve(active)
+
+    def _renew(self) -> None:
+        """Renew the leases of a basic peer: what it has not received goes to the others when its connection ends."""
+        for active, sink in self._joined.values():
+            if isinstance(sink, BasicSink) and not active.gone:
+                seconds = active.subscription.options.ack_deadline
+                for _ in active.subscription.extend_all(sink.name, seconds, trio.current_time()):
+                    pass
 
     def _is_joined(self, subscription_id: str) -> bool:
         known = self._joined.get(subscription_id)

@@ -63,6 +63,7 @@ class Session:
         self._events = 0
         self._wait: Wait | None = None  # what the events behind those handled so far wait for
         self._answers: trio.Nursery
+        self._looks_for_receipts = False
         self._waiting: Counter[int] = Counter()  # requests by type that are answered by tasks of their own
         self._answered = Signal()
         self._fetching = trio.Lock()
@@ -296,9 +297,11 @@ class Session:
     async def _subscribe(self, frame: Frame) -> bytes:
         self._introduce(frame)
         wanted = arguments_from_text(SubscribeArguments, frame.properties)
-        return success(
-            frame, self._subscribing.join(wanted.subscription_id, self.name, wanted.window, wanted.announces)
-        )
+        joined = self._subscribing.join(wanted.subscription_id, self.name, wanted.window, wanted.announces)
+        if not self._subscribing.fast and not self._looks_for_receipts:
+            self._looks_for_receipts = True
+            self._answers.start_soon(self._subscribing.receipts.run)
+        return success(frame, joined)
 
     async def _unsubscribe(self, frame: Frame) -> bytes:
         self._subscribing.leave(frame.properties.get("subscription_id", ""))
