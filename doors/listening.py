@@ -121,7 +121,7 @@ def _limits(settings: Settings) -> ConnectionLimits:
 
 
 class Peers:
-    """Everybody who is connected, through whichever door."""
+    """The peers that are connected, of all doors."""
 
     def __init__(self, broker: MessageBroker) -> None:
         self._broker = broker
@@ -131,7 +131,7 @@ class Peers:
         self._unread = OutputBudget(broker.settings.server.max_unread_bytes)
         self._briefs = brief_scopes()
         self._faults = Faults()
-        self._readiness = SocketPoll(broker.engine.commit_step, self._budget.is_tight) if AVAILABLE else None
+        self._poll = SocketPoll(broker.engine.commit_step, self._budget.is_tight) if AVAILABLE else None
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -153,7 +153,7 @@ class Peers:
             self._welcome(sock, address[0], address[1], door, sessions)
 
     def _welcome(self, sock: socket.socket, host: str, port: int, door: Door, sessions: trio.Nursery) -> None:
-        transport = Transport(sock, self._readiness, self._budget, self._unread)
+        transport = Transport(sock, self._poll, self._budget, self._unread)
         address = f"{host}:{port}"
         try:
             slot = self._limits.admit(door.name, host, has_urgent=bool(door.urgent))
@@ -193,10 +193,10 @@ class Peers:
             self._broker.metrics.connections[slot.door] -= 1
             self._sessions.discard(session)
 
-    async def hear(self) -> None:
-        """Read peers as they speak, for ever."""
-        if self._readiness is not None:
-            await self._readiness.run()
+    async def read(self) -> None:
+        """Receive what peers of the binary door send, for ever."""
+        if self._poll is not None:
+            await self._poll.run()
 
     async def keep_alive(self) -> None:
         """Probe silent peers, drop dead ones and those that never finish what they began, for ever."""

@@ -43,7 +43,7 @@ class Transport:
     def __init__(
         self,
         sock: socket.socket,
-        readiness: SocketPoll | None = None,
+        poll: SocketPoll | None = None,
         incoming: InputBudget | None = None,
         outgoing: OutputBudget | None = None,
     ) -> None:
@@ -54,7 +54,7 @@ class Transport:
         self.unfinished = UnfinishedInput(incoming or InputBudget())
         self.unread = outgoing or OutputBudget()  # what all peers together have not read
         self._socket = sock
-        self._readiness = readiness
+        self._poll = poll
         self._queue: deque[memoryview] = deque()
         self._changed = Signal()  # something was queued, or the queue has emptied
         self.queued = 0  # bytes that wait for the peer to read
@@ -102,8 +102,8 @@ class Transport:
 
         Returns True then, and False when the peer has gone. Raises what `take` raises.
         """
-        if self._readiness is not None:
-            return await _Listening(self._socket, take, self._readiness).last()
+        if self._poll is not None:
+            return await _Listening(self._socket, take, self._poll).last()
         while data := await self.receive_view():
             if not take(data):
                 return True
@@ -217,31 +217,31 @@ class Transport:
 class _Listening:
     """A session that listens to its socket until it must wait for something."""
 
-    def __init__(self, sock: socket.socket, take: Callable[[memoryview], bool], readiness: SocketPoll) -> None:
+    def __init__(self, sock: socket.socket, take: Callable[[memoryview], bool], poll: SocketPoll) -> None:
         self._socket = sock
         self._take = take
-        self._readiness = readiness
+        self._poll = poll
         self._over = trio.Event()
         self._gone = False
         self._error: BaseException | None = None
 
     async def last(self) -> bool:
         """Listen; returns whether the peer is still there. Raises what the listener raised."""
-        self._readiness.add(self._socket, self._hear)
+        self._poll.add(self._socket, self._received)
         try:
             await self._over.wait()
         finally:
-            self._readiness.remove(self._socket)
+            self._poll.remove(self._socket)
         if self._error is not None:
             raise self._error
         return not self._gone
 
-    def _hear(self, data: memoryview) -> None:
+    def _received(self, data: memoryview) -> None:
         try:
             if data and self._take(data):
                 return
         except BaseException as error:  # is raised in the session that waits here, not in the poll of all sockets
             self._error = error
         self._gone = not data
-        self._readiness.remove(self._socket)  # at once: what comes from now on must stay in the socket
+        self._poll.remove(self._socket)  # at once: what comes from now on must stay in the socket
         self._over.set()

@@ -61,6 +61,7 @@ class Session:
         transport.has_emptied = self._subscribing.has_room
         transport.unfinished.refuse = self._break_off
         self._events = 0
+        self._accounted = 1  # unread bytes that were accounted for; not 0, so that the first event makes the peer known
         self._wait: Wait | None = None  # what the events behind those handled so far wait for
         self._answers: trio.Nursery
         self._looks_for_receipts = False
@@ -174,9 +175,11 @@ class Session:
         """Handle what has been received, as far as that is possible now; what is not whole yet is accounted for."""
         before = self._events
         wait = self._handle_events()
-        unread, unfinished = self._connection.unread, self._transport.unfinished
-        unfinished.hold(unread if wait is None else 0, anew=self._events != before)
-        unfinished.postpone(unread if wait is not None else 0)
+        unread = self._connection.unread
+        if unread or self._accounted:
+            self._accounted = unread
+            self._transport.unfinished.hold(unread if wait is None else 0, anew=self._events != before)
+            self._transport.unfinished.postpone(unread if wait is not None else 0)
         return wait
 
     def _handle_events(self) -> Wait | None:

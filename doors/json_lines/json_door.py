@@ -48,8 +48,8 @@ class JsonSession:
     def __init__(self, broker: MessageBroker, transport: Transport, name: str) -> None:
         self._transport = transport
         self._lines = LineSplitter(broker.settings.server.max_message_size + LINE_ROOM)
-        self._patience = JsonWaits()
-        self._methods = JsonMethods(broker, transport, name, self._patience)
+        self._waits = JsonWaits()
+        self._methods = JsonMethods(broker, transport, name, self._waits)
         self._scope = trio.CancelScope()
         idle = broker.settings.json.idle_timeout or inf
         self._life = PeerLife(transport, broker.settings.server.heartbeat_interval, silence=idle)
@@ -83,7 +83,7 @@ class JsonSession:
                 self._transport.unfinished.hold(self._lines.unfinished, anew=whole)
             if self._broken_off is not None:
                 raise self._broken_off
-            for line in () if self._patience.ended else self._lines.finish():
+            for line in () if self._waits.ended else self._lines.finish():
                 await self._answer(line)
         except BrokerError as error:  # one that the connection does not survive
             self._transport.send(failure(words(error)))
@@ -91,13 +91,13 @@ class JsonSession:
             log.exception("session with %s ended by a fault of ours", self.name)
             self._transport.send(failure("internal error"))
         finally:
-            self._methods.subscribing.leave_all(died=self._broken_off is not None or not self._patience.ended)
+            self._methods.subscribing.leave_all(died=self._broken_off is not None or not self._waits.ended)
 
     async def _receive(self) -> bytes:
         """Return what the peer has sent; b"" when no more will come or be read."""
         data = b""
         self._life.listening = not self._methods.subscribing.any  # one that is pushed to need not speak
-        with self._patience.waiting():
+        with self._waits.waiting():
             data = await self._transport.receive(AT_ONCE)
         self._life.listening = False
         self._life.heard = True
@@ -126,11 +126,11 @@ class JsonSession:
         log.info("ended the session of %s: %s", self.name, error)
         self._lines.discard()
         self._broken_off = error
-        self._patience.end()
+        self._waits.end()
 
     def drain(self) -> None:
         """Read nothing more, answer what was received."""
-        self._patience.end()
+        self._waits.end()
 
     def check_life(self, now: float) -> None:
         """Called now and then: drop a peer that does not read, or says nothing for long. People type slowly."""

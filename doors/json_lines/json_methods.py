@@ -50,11 +50,11 @@ class JsonWaits:
 class JsonMethods:
     """Carries out the requests of one peer, one after the other."""
 
-    def __init__(self, broker: MessageBroker, transport: Transport, name: str, patience: JsonWaits) -> None:
+    def __init__(self, broker: MessageBroker, transport: Transport, name: str, waits: JsonWaits) -> None:
         self._broker = broker
         self._transport = transport
         self._name = name
-        self._patience = patience
+        self._waits = waits
         self.subscribing = JoinedSubscriptions(broker.subscriptions, transport)
 
     async def carry_out(self, line: bytes) -> Data:
@@ -90,7 +90,7 @@ class JsonMethods:
     async def fetch(self, wanted: wants.FetchLine) -> Data:
         self._check_position(wanted.topic, wanted.partition, wanted.offset)
         limits = FetchLimits(max_messages=wanted.max, max_wait=wanted.max_wait_ms / 1000)
-        with self._patience.waiting() as waiting:
+        with self._waits.waiting() as waiting:
             chunk = await self._broker.fetch(wanted.topic, wanted.partition, wanted.offset, limits)
         if waiting.cancelled_caught:
             at_once = limits._replace(max_wait=0.0)

@@ -60,7 +60,7 @@ async def _serve(
         await broker.transactions.finish_all()
         async with trio.open_nursery() as keepers:  # outlive all peers
             keepers.start_soon(broker.run)
-            keepers.start_soon(peers.hear)
+            keepers.start_soon(peers.read)
             async with trio.open_nursery() as sessions:  # given grace to finish
                 async with trio.open_nursery() as doors:  # shut first
                     doors.start_soon(peers.keep_alive)
