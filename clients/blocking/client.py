@@ -3,34 +3,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
 from types import TracebackType
 from typing import Any
 
 from qb.clients.blocking.background import Background
-from qb.clients.blocking.body_batches import Bodies, portions
 from qb.clients.blocking.link import Link
-from qb.clients.blocking.offsets_and_groups import OffsetAndGroupMethods
+from qb.clients.blocking.methods.offsets_and_groups import OffsetAndGroupMethods
+from qb.clients.blocking.methods.publishing import PublishMethods
+from qb.clients.blocking.methods.subscriptions import SubscriptionMethods
+from qb.clients.blocking.methods.transactions import TransactionMethods
 from qb.clients.blocking.read_ahead import ReadAhead
 from qb.clients.blocking.subscribing.joined import ClientSubscriptions
-from qb.clients.blocking.subscriptions import SubscriptionMethods
-from qb.clients.blocking.transactions import TransactionMethods
-from qb.clients.blocking.waiting import many_answers, now, one_answer, wait_for_answer
-from qb.clients.protocol.client_errors import QBError
-from qb.clients.protocol.conversation import Conversation, answer_of
+from qb.clients.blocking.waiting import now
+from qb.clients.protocol.conversation import Conversation
 from qb.clients.protocol.forking import call_in_child
-from qb.clients.protocol.partition_spread import PartitionSpread, TopicRoutes, check_keys
-from qb.clients.protocol.publish_frames import Body, PublishForm, as_bytes, check_size, form_of
-from qb.clients.protocol.publish_tally import PublishTally
-from qb.clients.protocol.receipts import Offsets, Receipt
-from qb.clients.protocol.unacked_publishes import UnackedBatch
-from qb.core.wire.frames import Frame
-
-Send = Callable[[PublishForm, Sequence[bytes]], UnackedBatch]  # on the link that a publish_many began with
+from qb.clients.protocol.partition_spread import TopicRoutes
 
 
-class BrokerClient(SubscriptionMethods, OffsetAndGroupMethods, TransactionMethods):
+class BrokerClient(PublishMethods, SubscriptionMethods, OffsetAndGroupMethods, TransactionMethods):
     """A broker, for any number of threads. Every method may block for up to `request_timeout` seconds.
 
     Connects again, by itself, whenever the connection is lost. Calls made meanwhile wait for it and raise
@@ -155,94 +145,6 @@ class BrokerClient(SubscriptionMethods, OffsetAndGroupMethods, TransactionMethod
         finally:
             self._background.close(error)
 
-    def create_topic(
-        self,
-        topic: str,
-        partitions: int = 1,
-        retention_hours: float | None = None,
-        retention_bytes: int | None = None,
-    ) -> dict[str, Any]:
-        """Create a topic.
-
-        Args:
-            topic: Its name: up to 200 characters of A-Z a-z 0-9 . _ -
-            partitions: How many partitions it has.
-            retention_hours: Messages older than this may be dropped; None keeps them.
-            retention_bytes: The oldest messages are dropped when a partition is larger than this; None keeps them.
-
-        Returns:
-            The topic as the broker describes it.
-
-        Raises:
-            TopicExists: There is one with that name already.
-            BadName: The name breaks the rule for names.
-            BadRequest: A number makes no sense.
-            LimitReached: The broker has as many partitions as its settings allow.
-
-        Example:
-            >>> client.create_topic("orders", partitions=4)
-        """
-        created: dict[str, Any] = self._request(
-            "create_topic",
-            topic=topic,
-            partitions=partitions,
-            retention_hours=retention_hours,
-            retention_bytes=retention_bytes,
-        )
-        return created
-
-    def delete_topic(self, topic: str, if_unused: bool = False) -> None:
-        """Delete a topic with all its messages.
-
-        Args:
-            topic: The topic.
-            if_unused: Only if it has no subscriptions.
-
-        Raises:
-            UnknownTopic: There is no such topic.
-            TopicInUse: It has subscriptions, and `if_unused` was given.
-        """
-        self._request("delete_topic", topic=topic, if_unused=if_unused)
-
-    def list_topics(self) -> list[dict[str, Any]]:
-        """List all topics.
-
-        Returns:
-            The topics as the broker describes them.
-        """
-        topics: list[dict[str, Any]] = self._request("list_topics")
-        return topics
-
-    def describe_topic(self, topic: str) -> dict[str, Any]:
-        """Describe a topic.
-
-        Args:
-            topic: The topic.
-
-        Returns:
-            The topic with its partitions, offsets and sizes.
-
-        Raises:
-            UnknownTopic: There is no such topic.
-        """
-        described: dict[str, Any] = self._request("describe_topic", topic=topic)
-        return described
-
-    def describe_topics(self, topics: Iterable[str]) -> list[dict[str, Any]]:
-        """Describe several topics, all as they are at one moment.
-
-        Args:
-            topics: The names of the topics.
-
-        Returns:
-            What describe_topic() returns for each.
-
-        Raises:
-            UnknownTopic: One of them does not exist.
-        """
-        described: list[dict[str, Any]] = self._request("describe_topics", topics=list(topics))
-        return described
-
     def server_info(self) -> dict[str, Any]:
         """Ask the broker about itself.
 
@@ -261,191 +163,3 @@ class BrokerClient(SubscriptionMethods, OffsetAndGroupMethods, TransactionMethod
         started = now()
         self._ask(self._conversation.ping)
         return now() - started
-
-    def publish(
-        self,
-        topic: str,
-        data: Body,
-        partition: int | None = None,
-        key: str | None = None,
-        *,
-        timestamp_ms: int = 0,
-        **properties: str,
-    ) -> Receipt:
-        """Store one message, and return when the broker has it.
-
-        Args:
-            topic: The topic.
-            data: The body: bytes, a bytearray or a memoryview.
-            partition: The partition; None lets the key or the broker choose.
-            key: Messages with one key go to one partition, in order.
-            timestamp_ms: The time of the message in milliseconds since 1970; 0 takes the broker's clock.
-            **properties: Text to store beside the body.
-
-        Returns:
-            Where the message is, and how safely it is stored.
-
-        Raises:
-            UnknownTopic: There is no such topic, and the broker does not create it.
-            UnknownPartition: The topic has no such partition.
-            MessageTooLarge: The body is longer than `max_message_size`.
-            BadRequest: A property has a reserved name, or an argument makes no sense.
-            BrokerUnavailable: There is no broker; nothing was sent.
-            PublishUncertain: The answer was lost for good: it may or may not be stored.
-            TypeError: The body is not bytes.
-
-        Example:
-            >>> receipt = client.publish("orders", b"one", key="customer-7", colour="red")
-        """
-        form = form_of(topic, partition, key, properties, timestamp_ms)
-        body = data if type(data) is bytes else as_bytes(data)
-        check_size(body, self._conversation.max_message_size)
-        link, deadline, answered = self._link, self._deadline(), one_answer()
-        batch = link.publish(form, (body,), answered, deadline)
-        try:
-            link.wait(answered, deadline)
-        finally:
-            if batch.left:
-                link.abandon(batch)
-        return batch.receipt(topic)
-
-    def publish_text(
-        self,
-        topic: str,
-        text: str,
-        partition: int | None = None,
-        key: str | None = None,
-        *,
-        timestamp_ms: int = 0,
-        **properties: str,
-    ) -> Receipt:
-        """Store one message whose body is a text in UTF-8.
-
-        Args:
-            topic: The topic.
-            text: The body.
-            partition: The partition; None lets the key or the broker choose.
-            key: Messages with one key go to one partition, in order.
-            timestamp_ms: The time of the message in milliseconds since 1970; 0 takes the broker's clock.
-            **properties: Text to store beside the body.
-
-        Returns:
-            Where the message is, and how safely it is stored.
-
-        Raises:
-            QBError: As publish().
-        """
-        return self.publish(topic, text.encode(), partition, key, timestamp_ms=timestamp_ms, **properties)
-
-    def publish_many(
-        self,
-        topic: str,
-        bodies: Bodies,
-        partition: int | None = None,
-        key: str | None = None,
-        properties: Mapping[str, str] | None = None,
-        *,
-        keys: Iterable[str | None] | None = None,
-        timestamp_ms: int = 0,
-    ) -> Offsets:
-        """Store many messages in order, with many in flight at once.
-
-        In a topic with several partitions, bodies with a key go where it belongs and the others take turns, unless all
-        go to one `partition`. Stops at the first failure and raises once all that is on its way is settled.
-
-        Args:
-            topic: The topic.
-            bodies: The bodies; from a generator: no more of them are held than are in flight.
-            partition: The partition of all of them.
-            key: The key of all of them.
-            properties: Text to store beside each body.
-            keys: The key of each body, as many as there are bodies; None stands for no key.
-            timestamp_ms: The time of all of them in milliseconds since 1970; 0 takes the broker's clock.
-
-        Returns:
-            The offsets of the bodies, as a compact sequence; its `partitions` says where each is.
-
-        Raises:
-            PublishFailed: A body was refused; see `index` and `stored`.
-            PublishUncertain: From body `index` on it is not known what is stored.
-            Exception: What the iterable itself raised, unchanged.
-
-        Example:
-            >>> offsets = client.publish_many("orders", [b"a", b"b"], keys=["k1", "k2"])
-        """
-        form = PublishForm(topic, partition, key, properties, timestamp_ms)
-        check_keys(partition, key, keys)
-        self._link.open(self._deadline(), patient=True)  # to know the broker's size limit
-        tally, answered, link = PublishTally(), many_answers(), self._link
-        count = self._partitions_of(topic) if partition is None and key is None else 1
-
-        def send(form: PublishForm, bodies: Sequence[bytes]) -> UnackedBatch:
-            return link.publish(form, bodies, answered, self._deadline(), tally.check)
-
-        try:
-            with link.attended():
-                if count > 1 or keys is not None:
-                    scatter = PartitionSpread(topic, count, self._routes, properties, timestamp_ms)
-                    self._scatter(scatter, bodies, keys, tally, send)
-                else:
-                    self._send_many(form, bodies, tally, send)
-                patience = 0 if tally.hopeless else self._request_timeout
-                while tally.pending and wait_for_answer(answered, patience):
-                    tally.collect()
-        finally:
-            for _, batch in tally.pending:
-                link.abandon(batch)
-        return self._routes.checked(topic, tally)
-
-    def _partitions_of(self, topic: str) -> int:
-        """Return how many partitions a topic has; 1 if that cannot be found out: then the broker does the routing."""
-        try:
-            return self._count_partitions(topic)
-        except QBError:
-            return 1
-
-    def _count_partitions(self, topic: str, expected: int = 1) -> int:
-        """Return how many partitions a topic has; if fewer than expected were known, the broker is asked again."""
-        count = self._routes.partitions(topic, now())
-        if count is None or count < expected:
-            described = self.describe_topic(topic)
-            count = described.get("partitions", 1)
-            self._routes.learn(topic, count, now())
-        return count
-
-    def _scatter(
-        self,
-        scatter: PartitionSpread,
-        bodies: Bodies,
-        keys: Iterable[str | None] | None,
-        tally: PublishTally,
-        send: Send,
-    ) -> None:
-        """Send to several partitions until the bodies end or something fails, which is noted in the tally."""
-        try:
-            bodies = bodies if keys is None else scatter.with_keys(bodies, keys)
-            limit = self._conversation.max_message_size
-            with closing(portions(bodies, scatter.overhead, limit, scatter.block_bytes)) as blocks:
-                for block in blocks:
-                    for _, indexes, form, some in scatter.pieces(block):
-                        tally.add(send(form, some), indexes)
-        except Exception as error:
-            tally.fail(scatter.next_index, error)
-
-    def _send_many(self, form: PublishForm, bodies: Bodies, tally: PublishTally, send: Send) -> None:
-        """Send until the bodies end or something fails, which is noted in the tally."""
-        try:
-            with closing(portions(bodies, form.overhead, self._conversation.max_message_size)) as pieces:
-                for portion in pieces:
-                    tally.add(send(form, portion))
-        except Exception as error:
-            tally.fail(tally.sent, error)
-
-    def _request(self, method: str, **arguments: Any) -> Any:
-        return answer_of(self._ask(lambda: self._conversation.request(method, arguments)))
-
-    def _ask(self, compose: Callable[[], tuple[int, bytes]]) -> Frame:
-        return self._link.ask(compose, self._deadline())
-
-    def _deadline(self, seconds: float | None = None) -> float:
-        return now() + (self._request_timeout if seconds is None else seconds)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from pyspark_qb.options.spark_errors import DataLost
 from pyspark_qb.read.query_offsets import OffsetRange
-from qb.clients.blocking.offsets_and_groups import OffsetAndGroupMethods
+from qb.clients.blocking.methods.offsets_and_groups import OffsetAndGroupMethods
 from qb.clients.protocol.client_errors import ConnectionLost, OffsetOutOfRange, QBError
 from qb.clients.protocol.fetch_requests import BulkFetchRequest, RawFetched
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from qb.clients.blocking.client import BrokerClient
 from qb.clients.blocking.consumer import Consumer
+from qb.clients.blocking.methods.stages import Stage
+from qb.clients.blocking.methods.transaction_block import Transaction
 from qb.clients.blocking.subscribing.subscriber import Subscriber
-from qb.clients.blocking.transactions import Stage, Transaction
 from qb.clients.protocol.client_errors import (
     BadName,
     BadRequest,
@@ -59,8 +60,9 @@ from qb.clients.protocol.staged_messages import TransactionReceipt
 if TYPE_CHECKING:
     from qb.clients.aio.client import AsyncBrokerClient
     from qb.clients.aio.consumer import AsyncConsumer
+    from qb.clients.aio.methods.stages import AsyncStage
+    from qb.clients.aio.methods.transaction_block import AsyncTransaction
     from qb.clients.aio.subscribing.subscriber import AsyncSubscriber
-    from qb.clients.aio.transactions import AsyncStage, AsyncTransaction
 
 __all__ = [
     "AsyncBrokerClient",
@@ -122,9 +124,9 @@ __all__ = [
 _ASYNC = {
     "AsyncBrokerClient": "qb.clients.aio.client",
     "AsyncConsumer": "qb.clients.aio.consumer",
-    "AsyncStage": "qb.clients.aio.transactions",
+    "AsyncStage": "qb.clients.aio.methods.stages",
     "AsyncSubscriber": "qb.clients.aio.subscribing.subscriber",
-    "AsyncTransaction": "qb.clients.aio.transactions",
+    "AsyncTransaction": "qb.clients.aio.methods.transaction_block",
 }  # where the names are that need trio
 
 

@@ -14,9 +14,9 @@ import trio
 import trio.testing
 
 from qb import AsyncBrokerClient, Message, NotJoined, SubscriptionRemoved, UnknownSubscription
+from qb.clients.aio.methods.subscriptions import AsyncSubscriptionMethods
 from qb.clients.aio.subscribing.joined_subscription import AsyncJoinedSubscription
-from qb.clients.aio.subscriptions import AsyncSubscriptionMethods
-from qb.clients.blocking.subscriptions import SubscriptionMethods
+from qb.clients.blocking.methods.subscriptions import SubscriptionMethods
 from tests.support.collecting import PATIENCE, Collector, numbered
 from tests.support.peers import die_with
 from tests.support.waiting import holds_during

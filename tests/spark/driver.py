@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 
 import pyspark_qb
 from pyspark_qb.write.sink import BATCH, Sink, StreamSink
-from qb.clients.blocking.transactions import Stage
+from qb.clients.blocking.methods.stages import Stage
 
 JVM_KILLED = 3
 

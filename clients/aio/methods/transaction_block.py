@@ -1,0 +1,183 @@
+"""A transaction as a block of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from qb.clients.aio.body_batches import Bodies, portions
+from qb.clients.aio.methods.stages import AsyncStage
+from qb.clients.aio.waiting import now, shielded
+from qb.clients.protocol.client_errors import QBError
+from qb.clients.protocol.partition_spread import PartitionSpread, SinglePartition, check_keys
+from qb.clients.protocol.publish_frames import Body, PublishForm
+from qb.clients.protocol.staged_messages import (
+    ABORT_PATIENCE,
+    TransactionDraft,
+    TransactionReceipt,
+    unlearn,
+)
+from qb.core.wire.clock import now_ms
+
+if TYPE_CHECKING:
+    from qb.clients.aio.methods.transactions import AsyncTransactionMethods
+
+
+class AsyncTransaction:
+    """Messages that are published together or not at all, in an `async with` block. For one task.
+
+    Returned by AsyncBrokerClient.transaction(). `replayed` tells in the block that it was committed before: then
+    nothing of it is sent. `receipt` tells after the block what was committed. In a child of os.fork() an open one is
+    the parent's: it raises UsedAfterFork and is neither committed nor aborted.
+
+    Args:
+        client: The client.
+        transaction_id: The name of the transaction.
+        number: Its number among those of the same name, or None.
+    """
+
+    def __init__(self, client: AsyncTransactionMethods, transaction_id: str, number: int | None) -> None:
+        self.transaction_id, self.number = transaction_id, number
+        self.replayed = False
+        self.receipt: TransactionReceipt | None = None
+        self._client, self._routes, self._link = client, client._routes, client._link
+        self._draft = TransactionDraft()
+        self._stage: AsyncStage | None = None
+        self._open = False
+
+    async def __aenter__(self) -> AsyncTransaction:
+        self._link = self._client._link
+        self._stage = await self._client.begin_transaction(self.transaction_id, self.number)
+        self.replayed, self._open = self._stage is None, True
+        return self
+
+    async def publish(
+        self,
+        topic: str,
+        data: Body,
+        partition: int | None = None,
+        key: str | None = None,
+        *,
+        timestamp_ms: int = 0,
+        **properties: str,
+    ) -> None:
+        """Add one message.
+
+        Args:
+            topic: The topic.
+            data: The body: bytes, a bytearray or a memoryview.
+            partition: The partition; None lets the key choose, or takes turns.
+            key: Messages with one key go to one partition, in order.
+            timestamp_ms: The time of the message in milliseconds since 1970; 0 takes this client's clock.
+            **properties: Text to store beside the body.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            UnknownPartition: The topic has no such partition.
+            MessageTooLarge: The body is longer than the broker takes.
+            BadRequest: A property has a reserved name, or an argument makes no sense.
+            TypeError: The body is not bytes.
+            QBError: As AsyncStage.add().
+        """
+        form = PublishForm(topic, partition, key, properties, timestamp_ms or now_ms())
+        partition = self._routes.choose(topic, partition, key, await self._partitions(topic, partition))
+        await self._add(SinglePartition(form, partition), (data,))
+
+    async def publish_many(
+        self,
+        topic: str,
+        bodies: Bodies,
+        partition: int | None = None,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        *,
+        keys: Iterable[str | None] | None = None,
+        timestamp_ms: int = 0,
+    ) -> int:
+        """Add many messages in order.
+
+        What is wrong with a body, or comes out of the iterable, is raised; then the transaction cannot be committed.
+
+        Args:
+            topic: The topic.
+            bodies: The bodies.
+            partition: The partition of all of them.
+            key: The key of all of them.
+            properties: Text to store beside each body.
+            keys: The key of each body.
+            timestamp_ms: The time of all of them in milliseconds since 1970; 0 takes this client's clock.
+
+        Returns:
+            How many bodies there were.
+
+        Raises:
+            QBError: As publish().
+            Exception: What the iterable itself raised, unchanged.
+        """
+        check_keys(partition, key, keys)
+        timestamp_ms = timestamp_ms or now_ms()
+        form = PublishForm(topic, partition, key, properties, timestamp_ms)
+        count = await self._partitions(topic, partition)
+        with self._all_or_nothing():
+            if partition is not None or key is not None:
+                return await self._add(SinglePartition(form, self._routes.choose(topic, partition, key, count)), bodies)
+            scatter = PartitionSpread(topic, count, self._routes, properties, timestamp_ms)
+            return await self._add(scatter, bodies if keys is None else scatter.with_keys(bodies, keys))
+
+    def _all_or_nothing(self) -> AbstractContextManager[None]:
+        """What is raised inside may leave half of something: then the transaction cannot be committed any more."""
+        return nullcontext() if self._stage is None else self._stage._book.whole()
+
+    async def _partitions(self, topic: str, partition: int | None) -> int:
+        """Return how many partitions a topic has; when nothing will be sent, as many as are needed."""
+        if not self._open:
+            raise RuntimeError("a transaction takes messages inside its block only")
+        self._link.check_process()
+        expected = max(partition or 0, 0) + 1
+        return expected if self._stage is None else await self._client._count_partitions(topic, expected)
+
+    async def _add(self, spread: PartitionSpread | SinglePartition, bodies: Bodies) -> int:
+        """Stage what is full, keep the rest; returns how many bodies there were."""
+        stage, added, limit = self._stage, 0, self._client._conversation.max_message_size
+        async with aclosing(portions(bodies, spread.overhead, limit, spread.block_bytes)) as blocks:
+            async for block in blocks:
+                added += len(block)
+                if stage is not None:
+                    for portion in self._draft.add(spread.topic, spread.pieces(block)):
+                        await stage.add(*portion)
+        return added
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._open = False
+        if error is not None:
+            await self._give_up()
+            return
+        try:
+            await self._commit()
+        except BaseException as failure:
+            unlearn(self._routes, self._draft.topics, failure)
+            await self._give_up()
+            raise
+
+    async def _commit(self) -> None:
+        self._link.check_process()
+        stages = []
+        if self._stage is not None:
+            for portion in self._draft.take_all():
+                await self._stage.add(*portion)
+            stages = [(self._stage.stage_id, await self._stage.finish())]
+        self.receipt = await self._client.commit_transaction(self.transaction_id, stages, self.number)
+
+    async def _give_up(self) -> None:
+        """End the stage, if the broker can be told at once; otherwise it expires. Never undoes a commit."""
+        if self._stage is None:
+            return
+        self._stage.abandon()
+        if self._link.up:  # never in a child of fork()
+            with shielded(), suppress(QBError):
+                about = self.transaction_id, self.number, [self._stage.stage_id]
+                await self._client._abort(*about, now() + ABORT_PATIENCE)
