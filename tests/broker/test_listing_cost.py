@@ -10,7 +10,7 @@ import trio
 
 from qb.core.pacing import MOST_AT_ONCE, counted
 from qb.core.subscriptions.subscription import Subscription
-from tests.broker.test_push import a_topic
+from tests.support.push_peers import a_topic
 
 PATHS = ("/summary", "/subscriptions?detail=true", "/subscriptions", "/consumers", "/metrics")
 

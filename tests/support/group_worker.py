@@ -20,7 +20,7 @@ def main(port: str, group: str, topic: str, path: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
 
     def handle(message: Message) -> None:
-        generation = consumer._state._synced
+        generation = consumer._member.state._synced
         os.write(file, b"%d %d %d\n" % (generation, message.partition, message.offset))
 
     with consumer:
