@@ -24,7 +24,7 @@ STAGE_HEAD = 1_024  # that a STAGE frame is longer than what it carries, at most
 DRAFT_BYTES = 8_000_000  # that are gathered at most, over all partitions, before they are staged
 ABORT_PATIENCE = 1.0  # seconds that a failed block waits for its abort: a stage that is left alone expires
 
-Lane = tuple[str, int]  # topic and partition
+Target = tuple[str, int]  # topic and partition
 
 
 class TransactionShare(NamedTuple):
@@ -95,8 +95,8 @@ class TransactionDraft:
 
     def __init__(self) -> None:
         self.topics: set[str] = set()  # of all messages so far
-        self._frames: dict[Lane, bytearray] = {}
-        self._counts: dict[Lane, int] = {}
+        self._frames: dict[Target, bytearray] = {}
+        self._counts: dict[Target, int] = {}
         self._size = 0
 
     def add(self, topic: str, pieces: Iterable[SpreadPiece]) -> Iterator[StagePortion]:
@@ -107,13 +107,13 @@ class TransactionDraft:
             yield from self._make_room((topic, piece.partition), len(frames))
             self._put((topic, piece.partition), frames, len(piece.bodies))
 
-    def _make_room(self, key: Lane, size: int) -> Iterator[StagePortion]:
+    def _make_room(self, key: Target, size: int) -> Iterator[StagePortion]:
         if len(self._frames.get(key, b"")) + size > STAGE_BYTES:
             yield from self._take(key)
         if self._size + size > DRAFT_BYTES:
             yield from self.take_all()
 
-    def _put(self, key: Lane, frames: Frames, count: int) -> None:
+    def _put(self, key: Target, frames: Frames, count: int) -> None:
         self._frames.setdefault(key, bytearray()).extend(frames)
         self._counts[key] = self._counts.get(key, 0) + count
         self._size += len(frames)
@@ -122,7 +122,7 @@ class TransactionDraft:
         """Return everything that is left, to be staged."""
         return [portion for key in list(self._frames) for portion in self._take(key)]
 
-    def _take(self, key: Lane) -> Iterator[StagePortion]:
+    def _take(self, key: Target) -> Iterator[StagePortion]:
         if (frames := self._frames.pop(key, None)) is not None:
             self._size -= len(frames)
             yield StagePortion(*key, frames, self._counts.pop(key))

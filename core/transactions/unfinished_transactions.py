@@ -32,9 +32,7 @@ class TransactionRequest:
         return trio.current_time() >= self.deadline
 
     def settle(self, outcome: CommittedTransaction | BrokerError) -> None:
-        """Let the caller have the receipt, or why there is none; the first outcome counts."""
-        if self._settled.is_set():
-            return
+        """Let the caller have the receipt, or why there is none."""
         if isinstance(outcome, CommittedTransaction) and self.replays:
             outcome = msgspec.structs.replace(outcome, replayed=True)
         self._outcome = outcome

@@ -23,7 +23,7 @@ COUNT = 1_000
 
 
 async def test_what_can_go_on_later_gives_way_when_a_pass_of_the_event_loop_has_lasted_long():
-    assert not pacing.must_give_way(), "nobody measures"
+    assert not pacing.must_give_way(), "nothing is measured"
     with LoopWatch().watching():
         await trio.lowlevel.checkpoint()
         assert not pacing.must_give_way()

@@ -199,7 +199,7 @@ def test_a_group_is_shown_with_what_it_holds_and_its_lag(site: Site) -> None:
     assert made.status == 201
     site.open()
     expect(site.cell("Groups", "shipping", "Lag")).to_have_text("3")
-    expect(site.cell("Groups", "shipping", "Assignment")).to_have_text("nobody: orders/0, orders/1 (3 behind)")
+    expect(site.cell("Groups", "shipping", "Assignment")).to_have_text("unassigned: orders/0, orders/1 (3 behind)")
 
 
 def test_markup_in_a_message_is_shown_and_not_obeyed(site: Site) -> None:

@@ -47,3 +47,15 @@ def test_each_term_has_one_row() -> None:
 def test_every_name_in_the_glossary_is_in_the_code() -> None:
     named = {name for row in rows(TERMS) for name in re.findall(r"`(\w+)`", row[2])}
     assert named - identifiers() == set()
+
+
+def words(identifier: str) -> set[str]:
+    """Return the words of a snake_case or CamelCase name, in lower case."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", identifier)}
+
+
+def test_no_identifier_uses_a_word_that_the_glossary_avoids() -> None:
+    avoided = {word for row in rows(AVOIDED) for word in re.findall(r"`(\w+)`", row[0])}
+    assert len(avoided) > 15
+    found = {name for name in identifiers() if words(name) & avoided and "in_flight" not in name.lower()}
+    assert found == set()

@@ -194,12 +194,12 @@ function line() {
   return item;
 }
 
-/** Return who holds what: `topic/partition`, with its lag if it has some. */
+/** Return the partitions by member: `topic/partition`, with its lag if it has some. */
 function held(group) {
   const found = new Map();
   for (const { member, topic, partition, lag } of group.partitions) {
     const place = `${topic}/${partition}${lag ? ` (${words.count(lag)} behind)` : ""}`;
-    const who = member ?? "nobody";
+    const who = member ?? "unassigned";
     found.set(who, [...(found.get(who) ?? []), place]);
   }
   if (group.partitions_omitted) found.set("partitions", [words.count(group.partitions_omitted)]);

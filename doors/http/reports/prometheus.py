@@ -109,7 +109,7 @@ async def _subscriptions(broker: MessageBroker) -> list[Metric]:
     redelivered = _counter("qb_redeliveries", "Messages delivered again, over the subscription's life.", labels)
     dead = _counter("qb_dead_letters", "Messages dead-lettered, over the subscription's life.", labels)
     lag = _gauge("qb_subscription_lag_messages", "Messages not settled.", labels)
-    flight = _gauge("qb_subscription_in_flight_messages", "Messages pushed and not settled.", labels)
+    in_flight = _gauge("qb_subscription_in_flight_messages", "Messages pushed and not settled.", labels)
     waiting = _gauge("qb_subscription_waiting_messages", "Messages to be delivered again.", labels)
     subscribers = _gauge("qb_subscription_subscribers", "Subscribers that have joined.", labels)
     stuck = _gauge("qb_subscription_stuck", "1 while it stands still: paused, in an outage, or unreadable.", labels)
@@ -122,13 +122,13 @@ async def _subscriptions(broker: MessageBroker) -> list[Metric]:
         redelivered.add_metric(who, numbers.redelivered)
         dead.add_metric(who, numbers.dead_lettered)
         lag.add_metric(who, numbers.lag)
-        flight.add_metric(who, numbers.in_flight)
+        in_flight.add_metric(who, numbers.in_flight)
         waiting.add_metric(who, numbers.waiting)
         subscribers.add_metric(who, len(active.sinks))
         stuck.add_metric(who, numbers.paused or numbers.outage or active.fault is not None)
     latency = broker.subscriptions.deliveries.deliver_seconds
     first = _histogram("qb_publish_deliver_seconds", "From a message's timestamp to its first push.", latency)
-    return [delivered, size, acks, nacks, redelivered, dead, lag, flight, waiting, subscribers, stuck, first]
+    return [delivered, size, acks, nacks, redelivered, dead, lag, in_flight, waiting, subscribers, stuck, first]
 
 
 async def _groups(broker: MessageBroker) -> list[Metric]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -29,9 +28,8 @@ _REFUSAL = {
 }
 
 
-@cache
-def describe(rows: tuple[RouteRow, ...]) -> dict[str, Any]:
-    """Return the document, which is made once."""
+def describe(rows: Sequence[RouteRow]) -> dict[str, Any]:
+    """Return the document."""
     kinds = _kinds(rows)
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     by_kind = dict(zip(map(repr, kinds), schemas, strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import msgspec
@@ -73,12 +72,7 @@ async def openapi(call: RouteCall) -> RouteAnswer:
 
 
 async def docs(call: RouteCall) -> RouteAnswer:
-    return RouteAnswer(_docs(call.service.rows), media_type=HTML)
-
-
-@cache
-def _docs(rows: tuple[RouteRow, ...]) -> bytes:
-    return http_docs.render(describe(rows))
+    return RouteAnswer(http_docs.render(describe(call.service.rows)), media_type=HTML)
 
 
 ROWS = [
