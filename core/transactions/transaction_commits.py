@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 
 import msgspec
@@ -90,9 +90,9 @@ class TransactionCommits:
         """Carry out requests, and try unfinished transactions again when it is time, until cancelled."""
         while True:
             if self._abandons:
-                await self._serve_abandon(self._abandons.popleft())
+                await self._serve(self._abandons.popleft(), self._abandon)
             elif self._commits:
-                await self._serve_commit(self._commits.popleft())
+                await self._serve(self._commits.popleft(), self._carry_out)
             else:
                 with trio.move_on_at(min([each.next_try for each in self.unfinished], default=inf)):
                     await self._requested.wait()
@@ -100,9 +100,12 @@ class TransactionCommits:
                 if unfinished.next_try <= trio.current_time():
                     await self._try(unfinished)
 
-    async def _serve_commit(self, request: TransactionRequest) -> None:
+    async def _serve(
+        self, request: TransactionRequest, action: Callable[[TransactionRequest], Awaitable[None]]
+    ) -> None:
+        """Carry out a request; it is settled then, or waits for a transaction that is unfinished."""
         try:
-            await self._carry_out(request)
+            await action(request)
         except PartitionHeld as error:
             if request.is_late:
                 request.settle(error)
@@ -111,7 +114,7 @@ class TransactionCommits:
         except BrokerError as error:
             request.settle(error)
         except Exception:
-            logger.exception("a commit failed by a fault of ours")
+            logger.exception("transaction %r: a request failed by a fault of ours", request.transaction)
             request.settle(Internal("internal error; the broker's log has the details"))
 
     # Committing
@@ -216,11 +219,15 @@ class TransactionCommits:
             unfinished.failed(error)
             return None
         finally:
-            self._commits.extendleft(reversed(self._blocked))
-            self._blocked.clear()
+            self._unblock()
         self.committed += 1
         await self._clear(unfinished.decision)
         return receipt
+
+    def _unblock(self) -> None:
+        """Serve the commits again that an unfinished transaction was in the way of."""
+        self._commits.extendleft(reversed(self._blocked))
+        self._blocked.clear()
 
     async def _end(self, unfinished: UnfinishedTransaction, *, abandoned: bool) -> CommittedTransaction:
         """Write down that a transaction is over, and show what was copied. Raises BrokerError; may be tried again."""
@@ -272,20 +279,17 @@ class TransactionCommits:
         self._requested.set()
         return await request.wait()
 
-    async def _serve_abandon(self, request: TransactionRequest) -> None:
-        try:
-            request.settle(await self._abandon(request.transaction))
-        except BrokerError as error:
-            request.settle(error)
-
-    async def _abandon(self, transaction: str) -> CommittedTransaction:
-        unfinished = self._unfinished.get(transaction)
+    async def _abandon(self, request: TransactionRequest) -> None:
+        unfinished = self._unfinished.get(request.transaction)
         if unfinished is None:
-            receipt = self._remembered.receipt(transaction)
-            if receipt.abandoned:
-                return msgspec.structs.replace(receipt, replayed=True)
-            raise BadRequest(f"transaction {transaction!r} is finished: there is nothing to abandon")
+            receipt = self._remembered.receipt(request.transaction)
+            if not receipt.abandoned:
+                raise BadRequest(f"transaction {request.transaction!r} is finished: there is nothing to abandon")
+            request.replays = True
+            request.settle(receipt)
+            return
         logger.warning("transaction %s is abandoned by request: %s", unfinished.decision.name, unfinished.reason)
-        receipt = await self._end(unfinished, abandoned=True)
+        unfinished.waiting.append(request)
+        await self._end(unfinished, abandoned=True)
+        self._unblock()
         await self._clear(unfinished.decision)
-        return receipt

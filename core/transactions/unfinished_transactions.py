@@ -32,7 +32,9 @@ class TransactionRequest:
         return trio.current_time() >= self.deadline
 
     def settle(self, outcome: CommittedTransaction | BrokerError) -> None:
-        """Let the caller have the receipt, or why there is none."""
+        """Let the caller have the receipt, or why there is none; the first outcome counts."""
+        if self._settled.is_set():
+            return
         if isinstance(outcome, CommittedTransaction) and self.replays:
             outcome = msgspec.structs.replace(outcome, replayed=True)
         self._outcome = outcome

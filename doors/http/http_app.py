@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -49,7 +49,7 @@ from qb.doors.http.streams.stream_registry import StreamRegistry
 
 log = logging.getLogger("qb.http")
 
-ROWS: Sequence[RouteRow] = [
+ROWS: tuple[RouteRow, ...] = (
     *http_service.ROWS,
     *http_topics.ROWS,
     *http_messages.ROWS,
@@ -57,7 +57,7 @@ ROWS: Sequence[RouteRow] = [
     *http_subscriptions.ROWS,
     *http_summary.ROWS,
     *http_page.ROWS,
-]
+)
 SMALL_BODY = 1 << 20  # bytes; bodies of messages may be longer: see body_limit()
 ADVICE = f"; send a long message as {RAW}, and many messages as {LINES}"
 

@@ -216,6 +216,31 @@ async def test_an_abandoned_transaction_lets_its_partitions_go_on_and_stays_over
         assert (await peer.call("show_transaction", transaction="x"))["state"] == "abandoned"
 
 
+async def test_commits_that_wait_for_an_unfinished_transaction_go_on_when_it_is_abandoned(
+    a_broker, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("qb.core.transactions.unfinished_transactions.FIRST_DELAY", 60)
+    monkeypatch.setattr("qb.storage.faults.LONGEST_DELAY", 60)
+    async with a_broker() as connect:
+        peer, stage = await staged(connect)
+        other, operator, answers = await connect(), await connect(), {}
+        behind = await stage_one(other, "y")
+        (tmp_path / "data" / "staged" / f"{stage.stage_id}.log").write_bytes(b"")
+
+        async def ask(who: TrioPeer, transaction: str, which: Staging) -> None:
+            answers[transaction] = await commit(who, transaction, which)
+
+        with trio.fail_after(4):  # less than commits wait
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask, peer, "x", stage)
+                await until(lambda: bool(connect.broker.transactions.faults))
+                nursery.start_soon(ask, other, "y", behind)
+                await until(lambda: connect.broker.transactions._commits._blocked)
+                await operator.call("abandon_transaction", transaction="x")
+        assert (answers["x"]["abandoned"], answers["y"]["messages"]) == (True, 1)
+        assert await bodies(peer, "t") == [b"y"]
+
+
 async def test_a_finished_transaction_cannot_be_abandoned(a_broker):
     async with a_broker() as connect:
         peer, stage = await staged(connect)

@@ -149,7 +149,7 @@ async def test_the_largest_request_of_every_method_is_handled_in_steps_that_are_
 
 async def test_the_largest_frames_are_handled_in_steps_that_are_bounded(a_broker):
     async with a_broker() as connect:
-        peer, basic = await connect(), await connect()
+        peer, basic, watcher = await connect(), await connect(), await connect()
         await peer.ask(MessageType.HELLO, 1, protocol="1")
         await peer.call("create_topic", topic="a")
         publishes = [
@@ -176,8 +176,8 @@ async def test_the_largest_frames_are_handled_in_steps_that_are_bounded(a_broker
         with bounded("SETTLE"), trio.fail_after(60):
             await peer.send(MessageType.SETTLE, 4, acks, subscription_id="s")
             while connect.broker.subscriptions.active("s").subscription.acked < 10_000:
-                await peer.call("describe_subscription", subscription_id="s")
-        await peer.call("create_subscription", subscription_id="b", topic="a", options=wide)
+                await watcher.call("describe_subscription", subscription_id="s")
+        await watcher.call("create_subscription", subscription_id="b", topic="a", options=wide)
         with bounded("SUBSCRIBE, basic"), trio.fail_after(60):
             await basic.ask(MessageType.SUBSCRIBE, 3, subscription_id="b")
             for _ in publishes:

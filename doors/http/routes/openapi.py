@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from functools import cache
 from http import HTTPStatus
 from typing import Any
 
@@ -28,8 +29,9 @@ _REFUSAL = {
 }
 
 
-def describe(rows: Sequence[RouteRow]) -> dict[str, Any]:
-    """Return the document."""
+@cache
+def describe(rows: tuple[RouteRow, ...]) -> dict[str, Any]:
+    """Return the document, which is made once."""
     kinds = _kinds(rows)
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     by_kind = dict(zip(map(repr, kinds), schemas, strict=True))

@@ -5,7 +5,7 @@ The table of rows is the API: requests are checked by it, and /openapi.json is m
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -56,7 +56,7 @@ class RouteContext(NamedTuple):
     broker: MessageBroker
     streams: StreamRegistry
     waits: OpenWaits
-    rows: Sequence[RouteRow]
+    rows: tuple[RouteRow, ...]
 
 
 class RouteCall(NamedTuple):

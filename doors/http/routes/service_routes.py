@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -72,7 +73,12 @@ async def openapi(call: RouteCall) -> RouteAnswer:
 
 
 async def docs(call: RouteCall) -> RouteAnswer:
-    return RouteAnswer(http_docs.render(describe(call.service.rows)), media_type=HTML)
+    return RouteAnswer(_docs(call.service.rows), media_type=HTML)
+
+
+@cache
+def _docs(rows: tuple[RouteRow, ...]) -> bytes:
+    return http_docs.render(describe(rows))
 
 
 ROWS = [

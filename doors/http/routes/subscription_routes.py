@@ -7,12 +7,14 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from qb.core.pacing import portions
 from qb.core.subscriptions.subscription_options import SubscriptionOptions
 from qb.doors.http.requests.browser_rules import check_join
 from qb.doors.http.routes.listings import PageQuery, page
 from qb.doors.http.routes.route_table import Fields, NoFields, RouteAnswer, RouteCall, RouteRow, Streaming
 from qb.doors.http.routes.topic_routes import DeletedBody
 
+SETTLED = 10_000  # acks, and nacks, in one request
 Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 PartitionNumber = Annotated[int, Meta(ge=0, lt=2**31)]
 Place = Annotated[int | str, Meta(description="an offset, earliest, latest or a time")]
@@ -72,8 +74,8 @@ class NackBody(Fields):
 
 class SettleRequestBody(Fields):
     stream: str | None = None  # as its first event says; not needed if it is the only one
-    acks: list[AckBody] = msgspec.field(default_factory=list)
-    nacks: list[NackBody] = msgspec.field(default_factory=list)
+    acks: Annotated[list[AckBody], Meta(max_length=SETTLED)] = msgspec.field(default_factory=list)
+    nacks: Annotated[list[NackBody], Meta(max_length=SETTLED)] = msgspec.field(default_factory=list)
 
 
 class SettleAnswer(msgspec.Struct, frozen=True):
@@ -168,8 +170,14 @@ async def stream(call: RouteCall) -> Streaming:
 async def settle(call: RouteCall) -> RouteAnswer:
     wanted: SettleRequestBody = call.body
     held = call.service.streams.find(_id(call), wanted.stream)
-    acked = sum([held.ack(each.partition, [range(each.offset, each.offset + 1)]) for each in wanted.acks])
-    nacked = sum([held.nack(each.partition, each.offset, each.reason, each.delay_seconds) for each in wanted.nacks])
+    acked = nacked = 0
+    async for acks in portions(wanted.acks):
+        by_partition: dict[int, list[range]] = {}
+        for each in acks:
+            by_partition.setdefault(each.partition, []).append(range(each.offset, each.offset + 1))
+        acked += sum([held.ack(partition, runs) for partition, runs in by_partition.items()])
+    async for nacks in portions(wanted.nacks):
+        nacked += sum([held.nack(each.partition, each.offset, each.reason, each.delay_seconds) for each in nacks])
     return RouteAnswer(SettleAnswer(acked, nacked))
 
 

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from qb.core.broker.fetching import FetchLimits, messages
+from qb.core.pacing import portions
 from qb.core.positions import resolve
 from qb.core.wire.errors import UnknownPartition
 from qb.core.wire.whole_numbers import whole_number
@@ -116,7 +117,10 @@ async def fetch(call: RouteCall) -> RouteAnswer:
         chunk = await call.broker.fetch(log.topic, log.partition, offset, limits)
     if waiting.cancelled_caught:
         chunk = await call.broker.fetch(log.topic, log.partition, offset, limits._replace(max_wait=0.0))
-    return RouteAnswer(MessagesBody([message_view(each, log.topic, log.partition) for each in messages(chunk)]))
+    views: list[MessageView] = []
+    async for portion in portions(messages(chunk)):
+        views += [message_view(each, log.topic, log.partition) for each in portion]
+    return RouteAnswer(MessagesBody(views))
 
 
 async def offsets(call: RouteCall) -> RouteAnswer:

@@ -16,6 +16,7 @@ from qb.doors.http.streams.stream_subscriber import SentMessage, StreamSubscribe
 from qb.doors.http.streams.topic_tail import TopicTail
 
 WINDOW = 100  # messages in flight to a stream that asks for no other number
+NARROW = 1_000  # and to one that asks for more: their events are made in one step
 ENDED = 1_000  # ended streams that are remembered
 
 
@@ -62,7 +63,9 @@ class StreamRegistry:
         active = self._broker.subscriptions.active(subscription_id)
         subscriber = StreamSubscriber(active, self._deliveries, peer, auto_ack=auto_ack, closed=self._remember)
         most = active.subscription.options.max_in_flight
-        self._deliveries.join(active, subscriber, min(WINDOW, most) if window is None else window, announces=False)
+        self._deliveries.join(
+            active, subscriber, min(WINDOW, most) if window is None else min(window, NARROW), announces=False
+        )
         self._open[subscriber.id] = subscriber
         if auto_ack:
             self._send_again(active, last_event_id)
