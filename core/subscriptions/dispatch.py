@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby, islice
 
+from qb.core.pacing import AT_ONCE
 from qb.core.subscriptions.failures import expire
 from qb.core.subscriptions.messages.cursor import Cursor
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
@@ -15,7 +16,9 @@ from qb.core.wire.offset_runs import runs_of
 
 def decide(state: SubscriptionState, now: float) -> list[Decision]:
     """Carry out what is due, and return everything that should be done now."""
-    expire(state, list(state.deadlines.pop_due(now)), now)
+    # In key order all that are due expire together: which message of a key is charged depends on their order.
+    due = state.deadlines.pop_due(now)
+    expire(state, list(due if state.keyed is not None else islice(due, AT_ONCE)), now)
     for record in state.backing_off.pop_due(now):
         if record.place is MessagePlace.DEAD_LETTERING:
             state.make_dead_lettering(record)

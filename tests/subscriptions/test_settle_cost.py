@@ -72,6 +72,20 @@ def test_extending_everything_is_carried_out_in_portions() -> None:
     assert bench.wakeup() == 60
 
 
+def test_many_leases_that_end_at_once_end_in_portions() -> None:
+    bench = Bench(0, "a", max_in_flight=WINDOW, ack_deadline=10)
+    for _ in range(2 * AT_ONCE + 1):
+        bench.publish(1)
+        bench.deliver()
+    bench.now = 10
+    for left in (AT_ONCE + 1, 1, 0):
+        bench.subscription.decide(bench.now)
+        assert bench.subscription.describe(bench.ends).in_flight == left
+        wakeup = bench.wakeup()
+        assert wakeup is not None
+        assert (wakeup <= bench.now) == (left > 0), "it asks to be called again at once"
+
+
 @pytest.mark.parametrize("part", ["acks", "nacks", "started"])
 def test_a_settle_that_names_too_many_runs_is_refused_with_the_limit(part: str) -> None:
     decode_settle(json.dumps({part: [[0, 0]] * MAX_ENTRIES}).encode())

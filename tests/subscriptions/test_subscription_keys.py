@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qb.core.subscriptions.queues.sorted_places import SortedPlaces
 from qb.core.wire.errors import BadRequest
 from tests.support.subscription_tools import Bench
 
@@ -157,3 +162,38 @@ def test_it_is_offered_keys_and_nothing_else() -> None:
     bench = keyed("a", "x")
     with pytest.raises(BadRequest, match="keys"):
         bench.subscription.offer(0, 0, 1)
+
+
+class CountedItems(dict):  # type: ignore[type-arg]
+    """Counts the messages that are looked at one after the other."""
+
+    looked_at = 0
+
+    def items(self) -> Any:
+        self.looked_at += len(self)
+        return super().items()
+
+
+def test_a_failure_among_many_messages_of_one_key_does_not_look_at_all_of_them() -> None:
+    count = 500
+    bench = keyed("a" * count, "x", max_in_flight=count)
+    bench.deliver()
+    queue = bench.subscription._state.keyed._keys["a"]  # type: ignore[union-attr]
+    queue.open = CountedItems(queue.open)
+    for offset in reversed(range(count)):
+        assert bench.nack("x", offset, delay=60)
+    bench.deliver()
+    assert queue.open.looked_at == 0
+    assert len(queue.open) == count
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "discard"]), st.integers(0, 2), st.integers(0, 9)), max_size=60))
+def test_sorted_places_are_a_set_in_order(steps: list[tuple[str, int, int]]) -> None:
+    places, model = SortedPlaces(), set()
+    for action, partition, offset in steps:
+        place = partition, offset
+        getattr(places, action)(place)
+        getattr(model, action)(place)
+        same = sorted(each for each in model if each[0] == partition)
+        assert list(places.behind(place)) == [each for each in same if each > place]
+        assert places.first_before(place) == (same[0] if same and same[0] < place else None)

@@ -7,27 +7,57 @@ from heapq import heappop, heappush
 from itertools import count
 
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
-from qb.core.subscriptions.messages.message_records import MessagePlace, MessageRecord
+from qb.core.subscriptions.messages.message_records import MessageRecord
 from qb.core.subscriptions.queues.round_robin import RoundRobin
 from qb.core.subscriptions.queues.shared_queue import ReadyHeap
+from qb.core.subscriptions.queues.sorted_places import Place, SortedPlaces
 
 
 class KeyQueue:
     """The unsettled messages of one key. A message without a key is a queue of its own, never bound."""
 
-    __slots__ = ("_ready", "held", "key", "open", "owner", "scheduled")
+    __slots__ = ("_ready", "held", "key", "leased", "open", "owner", "scheduled", "waiting")
 
     def __init__(self, key: str | None) -> None:
         self.key = key
         self.owner: JoinedSubscriber | None = None
-        self.open: dict[tuple[int, int], MessageRecord] = {}  # by (partition, offset), as are the others
-        self.held: set[tuple[int, int]] = set()  # neither ready nor in flight: later ones wait for these
+        self.open: dict[Place, MessageRecord] = {}
+        self.leased = SortedPlaces()  # of these, those in flight
+        self.waiting = SortedPlaces()  # and the others
+        self.held = SortedPlaces()  # of the others, those that are not ready: later ones wait for these
         self._ready = ReadyHeap()
         self.scheduled = False  # is it among the movable ones, or those that wait for room?
 
     def push(self, record: MessageRecord) -> None:
         """Add a ready message, at the place of its offset."""
+        self._note_waiting(_place(record), held=False)
         self._ready.push(record)
+
+    def hold(self, record: MessageRecord) -> None:
+        """Note that a message is neither ready nor in flight."""
+        self._note_waiting(_place(record), held=True)
+
+    def note_leased(self, record: MessageRecord) -> None:
+        """Note that a message is in flight."""
+        place = _place(record)
+        self.waiting.discard(place)
+        self.held.discard(place)
+        self.leased.add(place)
+
+    def settle(self, record: MessageRecord) -> None:
+        """Forget a message."""
+        place = _place(record)
+        for places in (self.leased, self.waiting, self.held):
+            places.discard(place)
+        del self.open[place]
+
+    def _note_waiting(self, place: Place, held: bool) -> None:
+        self.leased.discard(place)
+        self.waiting.add(place)
+        if held:
+            self.held.add(place)
+        else:
+            self.held.discard(place)
 
     def head(self) -> MessageRecord | None:
         """Return the message that may go out next, and keep it; None if none may."""
@@ -36,10 +66,8 @@ class KeyQueue:
 
     def blocker(self, record: MessageRecord) -> MessageRecord | None:
         """Return the earlier message of its partition that holds this one back."""
-        if not self.held:
-            return None
-        before = [(p, o) for p, o in self.held if p == record.partition and o < record.offset]
-        return self.open[min(before)] if before else None
+        before = self.held.first_before(_place(record))
+        return None if before is None else self.open[before]
 
     def before(self, record: MessageRecord) -> MessageRecord | None:
         """Return the message behind which this ready one waits; None if it is the head."""
@@ -70,7 +98,7 @@ class KeyOrderedQueue:
     def admit(self, record: MessageRecord) -> None:
         """Put a message into its queue; before anything else is done with it."""
         queue = self._keys.setdefault(_key_of(record), KeyQueue(record.key))
-        queue.open[record.partition, record.offset] = record
+        queue.open[_place(record)] = record
 
     def key_queue(self, record: MessageRecord) -> KeyQueue:
         """Return the queue of an admitted message."""
@@ -78,17 +106,15 @@ class KeyOrderedQueue:
 
     def push(self, record: MessageRecord) -> None:
         queue = self.key_queue(record)
-        queue.held.discard((record.partition, record.offset))
         queue.push(record)
         self._schedule(queue)
 
     def hold(self, record: MessageRecord) -> None:
-        self.key_queue(record).held.add((record.partition, record.offset))
+        self.key_queue(record).hold(record)
 
     def settled(self, record: MessageRecord) -> None:
-        queue, place = self.key_queue(record), (record.partition, record.offset)
-        queue.held.discard(place)
-        del queue.open[place]
+        queue = self.key_queue(record)
+        queue.settle(record)
         if queue.open:
             self._schedule(queue)
         else:
@@ -105,24 +131,18 @@ class KeyOrderedQueue:
         return self.key_queue(record).owner
 
     def is_first(self, record: MessageRecord) -> bool:
-        return not any(
-            partition == record.partition and offset < record.offset and other.place is not MessagePlace.LEASED
-            for (partition, offset), other in self.key_queue(record).open.items()
-        )
+        return self.key_queue(record).waiting.first_before(_place(record)) is None
 
     def bind(self, record: MessageRecord, subscriber: JoinedSubscriber) -> None:
         queue = self.key_queue(record)
-        queue.held.discard((record.partition, record.offset))
+        queue.note_leased(record)
         if queue.key is not None:
             queue.owner = subscriber
         self._schedule(queue)
 
     def followers(self, record: MessageRecord) -> list[MessageRecord]:
-        return [
-            other
-            for (partition, offset), other in self.key_queue(record).open.items()
-            if partition == record.partition and offset > record.offset and other.place is MessagePlace.LEASED
-        ]
+        queue = self.key_queue(record)
+        return [queue.open[place] for place in queue.leased.behind(_place(record))]
 
     def assign(self, round_robin: RoundRobin) -> Iterator[tuple[JoinedSubscriber, MessageRecord]]:
         for member in round_robin:
@@ -143,6 +163,7 @@ class KeyOrderedQueue:
     def _take(self, queue: KeyQueue, subscriber: JoinedSubscriber) -> MessageRecord:
         """Take the head out of a queue for this subscriber, and put the queue back."""
         head = queue.pop()
+        queue.note_leased(head)
         if queue.key is not None:
             queue.owner = subscriber
         self._schedule(queue)
@@ -176,6 +197,10 @@ class KeyOrderedQueue:
         queue.scheduled = True
         target = self._waiting_for_room.setdefault(queue.owner, []) if wait and queue.owner else self._movable
         heappush(target, (head.offset, next(self._number), queue))
+
+
+def _place(record: MessageRecord) -> Place:
+    return record.partition, record.offset
 
 
 def _key_of(record: MessageRecord) -> str | tuple[int, int]:
