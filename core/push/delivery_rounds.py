@@ -13,6 +13,7 @@ from functools import partial
 
 import trio
 
+from qb.core.pacing import working_on
 from qb.core.push.active_subscription import ActiveSubscription, PushRound
 from qb.core.push.cursor_saver import CursorSaver
 from qb.core.push.delivery_sinks import DeliverySink, PushedRun
@@ -150,6 +151,7 @@ class DeliveryRounds:
 
     def _serve_now(self, active: ActiveSubscription) -> bool:
         """Return whether all was done that there is to do now."""
+        working_on("deliveries of", active.name)
         for _ in range(ROUNDS_NOW):
             chunks = self._read_recent(active)
             if chunks is None:
@@ -213,6 +215,7 @@ class DeliveryRounds:
         self._saver.note(active)
 
     async def _round(self, active: ActiveSubscription) -> None:
+        working_on("deliveries of", active.name)
         todo, active.unfinished = active.unfinished, None
         if todo is None:
             todo = self._decide(active, await self._read(active))

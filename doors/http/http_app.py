@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from qb.core.broker.message_broker import MessageBroker
+from qb.core.pacing import working_on
 from qb.core.settings import ServerSettings
 from qb.core.wire.errors import BrokerError, Internal
 from qb.doors.http.requests.browser_rules import check_host, check_origin, host_name
@@ -131,9 +132,11 @@ class Endpoint:
         query = parse_query(scope["query_string"], row.query)
         peer = scope["state"]["peer"]
         call = RouteCall(self._service, scope["path_params"], query, None, headers, peer)
+        working_on("http", peer.address, scope["method"], row.path)
         if row.body is None:
             return _respond(await row.carry_out(call))
         async with self._body(row, headers, BodyParts(receive, peer)) as body:
+            working_on("http", peer.address, scope["method"], row.path)
             return _respond(await row.carry_out(call._replace(body=body)))
 
     @asynccontextmanager
