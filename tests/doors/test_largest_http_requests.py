@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+import pytest
 import trio
 
 from qb.core.broker.outgoing_messages import OutgoingMessage
@@ -12,7 +13,7 @@ from qb.doors.http.http_app import ROWS, SMALL_BODY
 from tests.doors.test_largest_requests import WIDE, bounded
 from tests.support.http_peers import HttpPeer
 
-STORED = 20_000  # messages
+STORED = 10_000  # messages
 JSON = 4 << 20  # bytes of a body of messages
 
 
@@ -90,11 +91,12 @@ async def stream(peer: HttpPeer, path: str, count: int) -> None:
     peer.vanish()
 
 
+@pytest.mark.timeout(180)
 async def test_the_largest_request_of_every_route_is_handled_in_steps_that_are_bounded(a_broker):
     async with a_broker() as connect:
         peer, joined = await connect.http(), await connect.http()
         await peer.ok("POST", "/topics", {"name": "wide", "partitions": WIDE}, 201)
-        for number in range(50):
+        for number in range(10):
             options = {"max_in_flight": 100_000}
             body = {"subscription_id": f"s{number}", "topic": "wide", "options": options}
             await peer.ok("POST", "/subscriptions", body, 201)
