@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from qb.cli.command import (
+from qb.cli.parser import UsageAnswer, parse
+from qb.cli.terminal.command import (
     INTERRUPTED,
     MISUSED,
     REFUSED,
@@ -16,8 +17,7 @@ from qb.cli.command import (
     UsageError,
     reason,
 )
-from qb.cli.output import complain, emit, escape_warnings
-from qb.cli.parser import UsageAnswer, parse
+from qb.cli.terminal.output import complain, emit, escape_warnings
 from qb.clients.protocol.client_errors import QBError
 from qb.core.settings import DEBUG, SettingsError, load
 

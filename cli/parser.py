@@ -9,7 +9,6 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from qb.cli.command import Command, UsageError, of_kind
 from qb.cli.commands import bench_commands as bench
 from qb.cli.commands import group_commands as groups
 from qb.cli.commands import health_commands as health
@@ -20,6 +19,7 @@ from qb.cli.commands import subscription_commands as subscriptions
 from qb.cli.commands import topic_commands as topics
 from qb.cli.commands import transaction_commands as transactions
 from qb.cli.commands import verify_commands as verify
+from qb.cli.terminal.command import Command, UsageError, of_kind
 from qb.core.wire.value_kinds import INTEGER, SECONDS, TEXT
 from qb.core.wire.version import __version__
 

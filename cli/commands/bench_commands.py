@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Any, TypeVar
 
-from qb.cli.command import Command, Outcome, broker, counted, of_kind
+from qb.cli.terminal.command import Command, Outcome, broker, counted, of_kind
 from qb.clients.blocking.client import BrokerClient
 from qb.core.wire.value_kinds import INTEGER, SIZE
 

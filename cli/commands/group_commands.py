@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from qb.cli.command import Command, Outcome, broker, counted, no_arguments, of_kind
 from qb.cli.commands.subscription_commands import POSITION, position
+from qb.cli.terminal.command import Command, Outcome, broker, counted, no_arguments, of_kind
 from qb.core.wire.value_kinds import INTEGER
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from qb.cli.command import Command, Outcome, broker, no_arguments, of_kind
+from qb.cli.terminal.command import Command, Outcome, broker, no_arguments, of_kind
 from qb.core.wire.value_kinds import INTEGER
 
 

@@ -9,7 +9,7 @@ import sys
 import time
 from io import BufferedReader
 
-from qb.cli.command import (
+from qb.cli.terminal.command import (
     INTERRUPTED,
     REFUSED,
     Command,
@@ -21,8 +21,8 @@ from qb.cli.command import (
     of_kind,
     reason,
 )
-from qb.cli.input_lines import open_source, portions, size_of
-from qb.cli.progress import Advance, progress
+from qb.cli.terminal.input_lines import open_source, portions, size_of
+from qb.cli.terminal.progress import Advance, progress
 from qb.clients.blocking.client import BrokerClient
 from qb.clients.protocol.client_errors import PublishFailed, QBError
 from qb.core.wire.frames import RESERVED

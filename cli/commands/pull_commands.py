@@ -7,8 +7,8 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from qb.cli.command import Command, Outcome, broker, of_kind
-from qb.cli.message_output import as_data, show_message
+from qb.cli.terminal.command import Command, Outcome, broker, of_kind
+from qb.cli.terminal.message_output import as_data, show_message
 from qb.clients.blocking.client import BrokerClient
 from qb.clients.blocking.consumer import Consumer
 from qb.clients.protocol.message import Message

@@ -15,10 +15,10 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
-from qb.cli.command import Command, CommandFailed, Outcome, UsageError, broker, of_kind
 from qb.cli.commands.subscription_commands import POSITION, position
-from qb.cli.message_output import show_message
-from qb.cli.output import log_to_standard_error
+from qb.cli.terminal.command import Command, CommandFailed, Outcome, UsageError, broker, of_kind
+from qb.cli.terminal.message_output import show_message
+from qb.cli.terminal.output import log_to_standard_error
 from qb.clients.blocking.client import BrokerClient
 from qb.clients.blocking.subscribing.subscriber import Subscriber
 from qb.clients.protocol.client_errors import BrokerUnavailable

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from qb.cli.command import Command, Outcome, broker, counted, of_kind
+from qb.cli.terminal.command import Command, Outcome, broker, counted, of_kind
 from qb.core.wire.value_kinds import INTEGER, SECONDS
 from qb.core.wire.whole_numbers import whole_number
 

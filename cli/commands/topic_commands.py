@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from qb.cli.command import Command, Outcome, broker, counted, no_arguments, of_kind
+from qb.cli.terminal.command import Command, Outcome, broker, counted, no_arguments, of_kind
 from qb.core.wire.value_kinds import INTEGER, SIZE, Kind
 
 _HOURS_IN = {"d": 24.0, "h": 1.0, "m": 1 / 60, "": 1.0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from qb.cli.command import Command, Outcome, broker, counted, no_arguments
+from qb.cli.terminal.command import Command, Outcome, broker, counted, no_arguments
 from qb.clients.protocol.staged_messages import TransactionReceipt
 
 

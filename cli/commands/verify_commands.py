@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from qb.cli.command import REFUSED, Command, Outcome, counted
+from qb.cli.terminal.command import REFUSED, Command, Outcome, counted
 
 if TYPE_CHECKING:
     from qb.storage.verification import VerifyReport

@@ -14,10 +14,10 @@ from subprocess import PIPE
 
 import pytest
 
-from qb.cli.command import Command
 from qb.cli.commands.topic_commands import parse_retention
-from qb.cli.input_lines import PORTION_BYTES
 from qb.cli.parser import GROUPS, overview, parse
+from qb.cli.terminal.command import Command
+from qb.cli.terminal.input_lines import PORTION_BYTES
 from qb.clients.blocking.client import BrokerClient
 from qb.core.wire.frames import Frame, MessageType, decode_frame, frame_length
 from tests.support.brokers import BrokerProcess
@@ -168,7 +168,7 @@ def test_what_cannot_be_published_whole_says_how_far_it_got(
 def test_a_line_without_an_end_is_given_up_before_it_fills_memory(
     qb: Run, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qb.cli.input_lines.LONGEST_LINE", 2 * PORTION_BYTES)
+    monkeypatch.setattr("qb.cli.terminal.input_lines.LONGEST_LINE", 2 * PORTION_BYTES)
     file = tmp_path / "lines"
     file.write_bytes(b"one\n")
     os.truncate(file, 5 * PORTION_BYTES)

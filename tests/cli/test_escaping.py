@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qb import BrokerClient
-from qb.cli.escaping import for_stream
 from qb.cli.main import main
+from qb.cli.terminal.escaping import for_stream
 from qb.core.wire.harmless_text import escaped, one_line
 from tests.support.commands import on_terminal
 

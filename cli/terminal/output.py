@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from qb.cli.command import Outcome
-from qb.cli.escaping import for_stream
+from qb.cli.terminal.command import Outcome
+from qb.cli.terminal.escaping import for_stream
 from qb.core.wire.harmless_text import one_line
 
 Row = Mapping[str, Any]

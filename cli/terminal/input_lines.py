@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from io import BufferedReader
 
-from qb.cli.command import CommandFailed, UsageError
+from qb.cli.terminal.command import CommandFailed, UsageError
 
 PORTION_BYTES = 4 * 2**20
 LONGEST_LINE = 2**30

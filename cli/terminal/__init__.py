@@ -1,0 +1,1 @@
+"""What commands share: what they are made of, what they read, and what they show."""
