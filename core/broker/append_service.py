@@ -21,7 +21,7 @@ from zlib import crc32
 import trio
 
 from qb.core.broker.outgoing_messages import BadBatchMessage, OutgoingMessage, PartitionBatch, StoredReceipt
-from qb.core.pacing import portions
+from qb.core.pacing import MOST_AT_ONCE, must_give_way, portions, spend
 from qb.core.settings import ServerSettings
 from qb.core.wire.clock import now_ms
 from qb.core.wire.errors import BadRequest, BrokerError, UnknownPartition, UnknownTopic
@@ -31,7 +31,7 @@ from qb.core.wire.names import DEAD_LETTERS, check_name
 from qb.core.wire.staged_frames import check_messages
 from qb.storage.engine import AppendRun, Done, Engine, PartitionLog, Topic
 
-CHECKED_AT_ONCE = 1 << 20  # bytes of staged messages that are checked in one step of the event loop
+CHECKED_AT_ONCE = 1 << 17  # bytes of staged messages that are checked before we look at the time: 3,000 at most
 
 
 # The log that a message goes to; how many in a row go there at most, this one counted (None: as long as topic and
@@ -203,12 +203,15 @@ class AppendService:
         Raises BadRequest unless each is as a publish to this topic would have to be, and as open_topic().
         """
         await self.open_topic(topic)
-        count, at = 0, body_at
+        count = in_this_step = 0
+        at = body_at
         while at < len(frame):
             checked, at = check_messages(frame, at, topic, self._settings.max_message_size, CHECKED_AT_ONCE)
-            count += checked
-            if at < len(frame):
+            spend(checked)
+            count, in_this_step = count + checked, in_this_step + checked
+            if at < len(frame) and (must_give_way() or in_this_step > MOST_AT_ONCE // 2):
                 await trio.lowlevel.checkpoint()
+                in_this_step = 0
         if not count:
             raise BadRequest("a STAGE frame needs at least one message in its body")
         return count

@@ -83,3 +83,17 @@ async def test_no_more_answers_are_owed_to_a_peer_than_one_step_can_make(a_broke
             go.set()
             numbers = [(await peer.receive()).sequence_number for _ in range(total)]
         assert sorted(numbers) == list(range(total))
+
+
+@pytest.mark.parametrize("key", [None, "k"], ids=["uniform", "own keys"])
+async def test_staged_messages_are_checked_in_portions(a_broker, key):
+    async with a_broker() as connect:
+        peer = await connect()
+        await peer.call("create_topic", topic="a")
+        stage = (await peer.call("begin_transaction", transaction="x"))["stage"]
+        own = [{} if key is None else {"key": f"{key}{number}"} for number in range(3 * pacing.MOST_AT_ONCE)]
+        frames = b"".join(encode_frame(T.DATA, 0, 5, {"topic": "a", **each}, b"") for each in own)
+        with pacing.counted() as work:
+            staged = await peer.ask(T.STAGE, 9, frames, stage=stage, topic="a", partition="0", first="0")
+        assert staged.properties["messages"] == str(len(own))
+        assert 0 < work.most <= pacing.MOST_AT_ONCE
