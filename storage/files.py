@@ -6,7 +6,6 @@ Linux first; where a call is missing the plain one takes its place.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 import threading
@@ -156,38 +155,6 @@ def _scratch(length: int) -> memoryview:
     if not hasattr(_threads, "scratch"):
         _threads.scratch = memoryview(bytearray(CACHED_AT_MOST))
     return _threads.scratch[:length]  # type: ignore[no-any-return]
-
-
-def lock_directory(directory: Path) -> int:
-    """Return the descriptor that holds the directory's lock.
-
-    Raises CannotOpen while another process has it, or if the lock is not a file of its own: the pid is written there.
-    """
-    fd = _open_lock(directory / "lock")
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(fd)
-        raise CannotOpen(f"{directory} is in use by another process (pid {holder})") from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
-    return fd
-
-
-def _open_lock(path: Path) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    try:
-        fd = os.open(path, flags, PRIVATE_FILE)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise CannotOpen(f"{path} is a symbolic link: remove it, the broker makes a lock file of its own") from None
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-        os.close(fd)
-        raise CannotOpen(f"{path} is not a plain file with one name: remove it, the broker makes one of its own")
-    return fd
 
 
 def note_on_access(directory: Path) -> list[str]:

@@ -18,6 +18,7 @@ from qb.core.wire.errors import (
     BrokerError,
     DiskFull,
     Internal,
+    LogPoisoned,
     ShuttingDown,
     TopicExists,
     UnknownPartition,
@@ -30,9 +31,10 @@ from qb.storage.commit.completions import Completions
 from qb.storage.commit.sync_pace import SyncPace
 from qb.storage.commit.writer_threads import WriterThreads
 from qb.storage.data_directory import prepare
+from qb.storage.directory_lock import DirectoryLock
 from qb.storage.engine import CommitStep, Metadata, RecoveryReport, Topic
 from qb.storage.faults import keep_running
-from qb.storage.files import NO_ROOM, CannotOpen, OpenFiles, lock_directory, make_directory, note_on_access
+from qb.storage.files import NO_ROOM, CannotOpen, OpenFiles, make_directory, note_on_access
 from qb.storage.log.log_context import LogContext, LogSettings, TopicHealth
 from qb.storage.log.log_recovery import RecoveredLog, notes_on, recover
 from qb.storage.log.partition_log import LocalLog
@@ -77,7 +79,7 @@ class LocalEngine:
 
     recovery: RecoveryReport
 
-    def __init__(self, settings: EngineSettings, clock: Callable[[], int], lock: int) -> None:
+    def __init__(self, settings: EngineSettings, clock: Callable[[], int], lock: DirectoryLock) -> None:
         """Use open()."""
         data_dir = Path(settings.data_dir)
         self._completions = Completions()
@@ -108,12 +110,12 @@ class LocalEngine:
         data_dir = Path(settings.data_dir)
         try:
             make_directory(data_dir)
-            lock = lock_directory(data_dir)
+            lock = DirectoryLock(data_dir)
             try:
                 prepare(data_dir)
                 engine = cls(settings, clock, lock)
             except BaseException:
-                os.close(lock)
+                lock.close()
                 raise
             engine._recover_or_close()
         except CannotOpen:
@@ -318,6 +320,7 @@ class LocalEngine:
             async with trio.open_nursery() as keepers:
                 keepers.start_soon(keep_running, "writers", self._writers.deliver_forever)
                 keepers.start_soon(keep_running, "metadata", self._metadata.run)
+                keepers.start_soon(self._watch_directory)
                 keepers.start_soon(background.prove, self._logs)
                 limits = settings.retention_hours, settings.retention_bytes, settings.retention_interval
                 drop = partial(background.drop_forever, self._logs, self._shared.clock, *limits)
@@ -332,20 +335,31 @@ class LocalEngine:
             while self._writers.busy:
                 await self._writers.deliver()
             await self._metadata.finish()
+        self._abandon(ShuttingDown("the broker is about to exit"))
+        await trio.to_thread.run_sync(self._stop_threads)
+
+    def _abandon(self, error: BrokerError) -> None:
+        """Take no more, and answer for all that was taken."""
         with self._completions:
             for _, log in self._logs():
-                log.abandon(ShuttingDown("the broker is about to exit"))
-            self._stages.abandon(ShuttingDown("the broker is about to exit"))
-            self._metadata.abandon(ShuttingDown("the broker is about to exit"))
-        await trio.to_thread.run_sync(self._stop_threads)
+                log.abandon(error)
+            self._stages.abandon(error)
+            self._metadata.abandon(error)
+
+    async def _watch_directory(self) -> None:
+        """Answer nothing more as stored when the directory is not where it was. Raises DirectoryLost."""
+        lost = await trio.to_thread.run_sync(self._lock.wait_until_lost, abandon_on_cancel=True)
+        if lost is not None:
+            self._abandon(LogPoisoned(str(lost)))
+            raise lost
 
     def _stop_threads(self) -> None:
         ends: dict[str, LogEnd] = {}
-        for _, log in self._logs():
+        for _, log in self._logs() if not self._lock.is_lost else ():
             if end := log.tidy():
                 ends[self._proof_key(self._directories.partition(log.topic, log.partition))] = end
         self._writers.stop(patience=1.0)
-        if not self._writers.is_stuck:
+        if not self._writers.is_stuck and not self._lock.is_lost:
             self._prove_stop(ends)
 
     def _prove_stop(self, ends: dict[str, LogEnd]) -> None:
@@ -369,7 +383,7 @@ class LocalEngine:
     def close(self) -> None:
         self._files.close()
         self._writers.close()
-        os.close(self._lock)
+        self._lock.close()
 
 
 def _key(topic: str) -> str:

@@ -173,7 +173,13 @@ class DeliveryRounds:
                 await keep_running("deliveries", partial(self._start_rounds, rounds))
         finally:
             with trio.CancelScope(shield=True):
-                await self._saver.finish(self)
+                await self._finish()
+
+    async def _finish(self) -> None:
+        try:
+            await self._saver.finish(self)
+        except BrokerError as error:
+            log.error("cursors could not be saved: %s; what was acked since their last save comes again", error)
 
     async def _start_rounds(self, rounds: trio.Nursery) -> None:
         while True:

@@ -83,7 +83,7 @@ def _check(root: Path) -> None:
         check_format(root / "format")
     except CannotOpen as error:
         raise BadOption(f"option path: {error}") from None
-    if (root / "lock").exists() and _is_locked(root / "lock"):
+    if _is_locked(root) or ((root / "lock").exists() and _is_locked(root / "lock")):
         raise DirectoryInUse(
             f"a broker is running in {root}: what it is about to write is not safe to read from the files. "
             "Read through it with option servers, or stop it, or read a copy"

@@ -48,7 +48,7 @@ class MetadataStore:
         self._pending: list[MetadataWrite] = []
         self._lagging: dict[str, MetadataWrite] = {}  # those in _pending that the next put_soon() of a key may change
         self._wanted, self._some_lag = trio.Event(), trio.Event()
-        self._writing = False
+        self._writing: Sequence[MetadataWrite] = ()  # what the record under way holds
         self._stopped = False
 
     # Reading
@@ -120,7 +120,7 @@ class MetadataStore:
             return
         writes, self._pending = self._pending, []
         self._lagging.clear()
-        self._writing = True
+        self._writing = writes
         changes = decide(self._entries, writes)
         finished = partial(self._committed, writes, changes)
         if not changes:
@@ -135,7 +135,9 @@ class MetadataStore:
 
     def _committed(self, writes: Sequence[MetadataWrite], changes: Changes, result: float | BaseException) -> None:
         """Make a durable record visible, or take it back, and answer its writers."""
-        self._writing = False
+        if self._writing is not writes:
+            return  # they were answered already
+        self._writing = ()
         if isinstance(result, BaseException):
             self._take_back(writes, result)
         else:
@@ -199,12 +201,12 @@ class MetadataStore:
             await self._writers.deliver()
 
     def abandon(self, error: BrokerError) -> None:
-        """Refuse what is pending: it will not be written."""
+        """Take no more, and answer also for what is being written: its result will not be waited for."""
         self._stopped = True
-        pending, self._pending = self._pending, []
-        for write in pending:
+        abandoned, self._writing, self._pending = [*self._writing, *self._pending], (), []
+        for write in abandoned:
             write.outcome = error
-        self._answer(pending)
+        self._answer(abandoned)
 
 
 def decide(entries: Entries, writes: Sequence[MetadataWrite]) -> Changes:

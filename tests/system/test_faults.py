@@ -522,6 +522,21 @@ def second_broker(data_dir: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
 
+def test_a_broker_whose_data_directory_is_moved_away_ends_with_one_line_and_the_directory_is_whole(two_topics):
+    broker, _ = two_topics
+    moved = broker.data_dir.with_name("moved")
+    broker.data_dir.rename(moved)
+    assert broker.wait() == 1
+    (line,) = [line for line in broker.log.splitlines() if "was moved or removed" in line]
+    assert line.startswith(f"qb-server: {broker.data_dir} was moved or removed while the broker ran")
+    assert "Traceback" not in broker.log
+    assert verify(moved).findings == []
+    moved.rename(broker.data_dir)
+    broker.start()
+    with Peer(broker.port) as again:
+        assert again.bodies("a") == [b"before"]
+
+
 def test_a_data_directory_in_use_is_refused_by_name_and_its_holder_goes_on(two_topics):
     broker, peer = two_topics
     ended = second_broker(broker.data_dir)

@@ -1,0 +1,103 @@
+"""The lock on a data directory: who has it, and whether it is still where it was."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import threading
+from pathlib import Path
+
+from qb.storage.files import PRIVATE_FILE, CannotOpen
+
+INTERVAL = 0.5  # seconds between two looks at the directory
+
+
+class DirectoryLost(OSError):
+    """The data directory was moved or removed: what is written now would not be found by the next start."""
+
+
+class DirectoryLock:
+    """The lock of one process: on the directory itself, and on a file in it that names the process."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises CannotOpen while another process has it, or if the lock is not a file of its own."""
+        self._directory, self._path = directory, directory / "lock"
+        self._closed = threading.Event()
+        self.is_lost = False
+        self._file = _open_lock(self._path)
+        try:
+            self._lock_file()
+            self._root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except BaseException:
+            os.close(self._file)
+            raise
+        try:
+            self._lock_directory()
+        except BaseException:
+            os.close(self._file)
+            os.close(self._root)
+            raise
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, b"%d\n" % os.getpid(), 0)
+
+    def _lock_file(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._file, 32, 0).decode(errors="replace").strip() or "unknown"
+            raise CannotOpen(f"{self._directory} is in use by another process (pid {holder})") from None
+
+    def _lock_directory(self) -> None:
+        """Lock the directory too, so that a lock file that was removed lets no second process in."""
+        try:
+            fcntl.flock(self._root, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            what = "is in use by another process, whose lock file was removed"
+            raise CannotOpen(f"{self._directory} {what}") from None
+        except OSError:
+            pass  # some file systems lock only files
+
+    def check(self) -> None:
+        """Raises DirectoryLost if the directory or the lock file in it is not the one that was locked."""
+        for fd, path in ((self._root, self._directory), (self._file, self._path)):
+            try:
+                same = os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=path is self._directory))
+            except FileNotFoundError:
+                same = False
+            if not same:
+                self.is_lost = True
+                raise DirectoryLost(f"{path} was moved or removed while the broker ran: nothing more is stored")
+
+    def wait_until_lost(self) -> DirectoryLost | None:
+        """Look at the directory again and again; returns what is wrong, or None when the lock is closed. Blocks."""
+        while not self._closed.wait(INTERVAL):
+            try:
+                self.check()
+            except DirectoryLost as lost:
+                return lost
+            except OSError:
+                continue  # what the disk says when it fails is no proof; logs have their own ways to notice
+        return None
+
+    def close(self) -> None:
+        """Give the directory back."""
+        self._closed.set()
+        os.close(self._file)
+        os.close(self._root)
+
+
+def _open_lock(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        fd = os.open(path, flags, PRIVATE_FILE)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise CannotOpen(f"{path} is a symbolic link: remove it, the broker makes a lock file of its own") from None
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        os.close(fd)
+        raise CannotOpen(f"{path} is not a plain file with one name: remove it, the broker makes one of its own")
+    return fd
