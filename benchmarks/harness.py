@@ -208,7 +208,7 @@ def rabbitmq_server(directory: Path) -> Iterator[Server]:
     }
     program = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # Debian's own in the path changes its user
     command = [str(program) if program.exists() else _program("rabbitmq-server")]
-    with _running(command, port, directory / "rabbitmq.out", environment) as server:
+    with _running(command, port, directory / "rabbitmq.out", environment, cwd=directory) as server:  # it dumps there
         yield server
 
 
@@ -222,13 +222,16 @@ def _program(name: str) -> str:
 
 @contextmanager
 def _running(
-    command: list[str], port: int, output: Path, environment: dict[str, str] | None = None, greeting: bytes = b""
+    command: list[str],
+    port: int,
+    output: Path,
+    environment: dict[str, str] | None = None,
+    greeting: bytes = b"",
+    cwd: Path = PROJECT,
 ) -> Iterator[Server]:
     started = time.perf_counter()
     with output.open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd=PROJECT, env=environment, stdout=log, stderr=log, start_new_session=True
-        )
+        process = subprocess.Popen(command, cwd=cwd, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
         _wait_until_ready(process, port, output, greeting)
         yield Server(process, port, time.perf_counter() - started)

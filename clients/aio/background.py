@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
 from typing import Any
+from weakref import WeakSet
 
 import trio
 
@@ -21,6 +22,8 @@ class AsyncBackground:
     def __init__(self) -> None:
         self._manager: Any = None  # what trio.open_nursery() returned, while the block is entered
         self._nursery: trio.Nursery | None = None
+        self._shields: WeakSet[trio.CancelScope] = WeakSet()
+        self._closing = False
         self._context: Context = copy_context()
         call_in_child(self, AsyncBackground._disown)
 
@@ -44,6 +47,14 @@ class AsyncBackground:
             raise RuntimeError("it is not open: use it inside `async with`, the block that its tasks live in")
         self._context.run(self._nursery.start_soon, function, *arguments, name=name)
 
+    def shield(self) -> trio.CancelScope:
+        """Return a scope that the caller's cancellation does not reach; close() cancels it, before or after this."""
+        scope = trio.CancelScope(shield=True)
+        self._shields.add(scope)
+        if self._closing:
+            scope.cancel()
+        return scope
+
     async def join(self) -> None:
         """Return when all tasks have ended: close() sees to that."""
 
@@ -52,16 +63,21 @@ class AsyncBackground:
 
         Raises what a task has raised.
         """
-        manager, nursery, self._manager, self._nursery = self._manager, self._nursery, None, None
-        if nursery is None:
+        manager, self._manager = self._manager, None
+        if manager is None or self._nursery is None:
             return
-        nursery.cancel_scope.cancel()
+        self._closing = True  # until the nursery is left, a task may start another, which is cancelled too
+        self._nursery.cancel_scope.cancel()
+        for scope in list(self._shields):
+            scope.cancel()
         known = error if error is not None and is_cancellation(error) else None
         faults: list[BaseException] = []
         try:
             await manager.__aexit__(type(known) if known else None, known, None)
         except BaseExceptionGroup as group:  # what is cancelled is known to the caller already
             faults = [each for each in group.exceptions if each is not known and not isinstance(each, trio.Cancelled)]
+        finally:
+            self._nursery, self._closing = None, False
         if faults:
             raise faults[0] if len(faults) == 1 else BaseExceptionGroup("faults of background tasks", faults)
 

@@ -71,8 +71,8 @@ class AsyncPendingCall:
 class LinkLifetime:
     """One span from open() to close()."""
 
-    def __init__(self) -> None:
-        self.scope = trio.CancelScope(shield=True)  # close() ends it: a cancelled client says goodbye before
+    def __init__(self, scope: trio.CancelScope) -> None:
+        self.scope = scope  # close() ends it, not the caller's cancellation: a cancelled client says goodbye before
         self.ended = trio.Event()
 
 
@@ -267,7 +267,7 @@ class AsyncLink:
     def _start(self) -> LinkLifetime:
         self.check_process()
         if self._life is None:
-            life = LinkLifetime()
+            life = LinkLifetime(self._background.shield())
             self._background.start(f"qb {self._host}:{self._port}", self._run, life)
             self._life, self._opened = life, True
         return self._life

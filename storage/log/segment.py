@@ -109,17 +109,21 @@ class Segment:
         with self._files.use(self.log_path) as fd:
             datasync(fd)
 
-    def cut(self, size: int) -> None:
-        """Cut the log back to `size`. Raises OSError."""
+    def cut(self, size: int, *, sync: bool = True) -> None:
+        """Cut the log back to `size`, durably if `sync`. Raises OSError.
+
+        What is not cut durably may come back, and behind the end of a segment that has a follower it would be damage.
+        """
         with self._files.use(self.log_path) as fd:
             os.ftruncate(fd, size)
+            if sync:
+                datasync(fd)
         self._reserved = 0
 
     def trim(self, size: int) -> None:
         """Give back room that was kept ready behind the first `size` bytes, durably. Raises OSError."""
         if self._reserved > size:
             self.cut(size)
-            self.sync()
 
     def delete(self) -> None:
         """Delete the files; the log first, since an index alone means nothing."""

@@ -1,0 +1,115 @@
+"""Whole brokers in simulated worlds keep every promise, and the simulation notices when one is broken."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from unittest.mock import patch
+
+import pytest
+import trio
+import trio.testing
+
+from qb import AsyncBrokerClient
+from qb.core.broker import producers
+from qb.core.transactions.stage_copy import StageCopy
+from qb.storage import files
+from qb.storage.log import segment
+from tests.simulation.run import Outcome, simulate
+from tests.simulation.world import World
+from tests.support.brokers import ROOT
+
+SEEDS = 1_000
+AT_ONCE = 25  # seeds of one test: many tests share the work among processes
+
+pytestmark = pytest.mark.simulation
+
+
+def explained(outcome: Outcome) -> str:
+    """Return the story of a seed that failed, and how to repeat it."""
+    assert outcome.error is not None
+    again = f"seed {outcome.seed}; again: python -m tests.simulation --first {outcome.seed} --seeds 1"
+    return "\n".join([again, *outcome.last_steps, *traceback.format_exception(outcome.error)])
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
+def test_every_promise_is_kept(first: int) -> None:
+    for seed in range(first, first + AT_ONCE):
+        outcome = simulate(seed)
+        if outcome.error:
+            pytest.fail(explained(outcome), pytrace=False)
+        assert outcome.operations >= 100
+
+
+def test_a_seed_has_the_same_story_in_every_process() -> None:
+    show = "from tests.simulation.run import simulate; print(*[simulate(seed).story for seed in range(3)])"
+    command = [sys.executable, "-c", show]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    assert shown.stdout.split() == [simulate(seed).story for seed in range(3)]
+
+
+@contextmanager
+def acks_before_the_sync() -> Iterator[None]:
+    with patch.object(files, "RWF_DSYNC", 0), patch.object(files, "_datasync", lambda fd: None):
+        yield
+
+
+@contextmanager
+def names_of_segments_are_not_synced() -> Iterator[None]:
+    with patch.object(segment, "sync_directory", lambda directory: None):
+        yield
+
+
+@contextmanager
+def repeated_publishes_are_stored_again() -> Iterator[None]:
+    with patch.object(producers.Producer, "judge", lambda self, number, owner=None: producers.NEW):
+        yield
+
+
+@contextmanager
+def transactions_are_shown_as_they_are_copied() -> Iterator[None]:
+    with patch.object(StageCopy, "hold", lambda self, reason=None: None):
+        yield
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        acks_before_the_sync,
+        names_of_segments_are_not_synced,
+        repeated_publishes_are_stored_again,
+        transactions_are_shown_as_they_are_copied,
+    ],
+)
+def test_a_fault_that_is_put_back_is_found(fault: Callable[[], AbstractContextManager[None]]) -> None:
+    with fault():
+        assert any(simulate(seed).error for seed in range(60))
+
+
+def test_a_broker_stops_though_its_cursors_cannot_be_saved() -> None:
+    async def live(world: World) -> None:
+        with world.installed():
+            async with trio.open_nursery() as brokers:
+                await world.start(brokers)
+                handled = trio.Event()
+
+                async def handle(message: object) -> None:
+                    world.disk.capacity = world.disk.used
+                    handled.set()
+
+                async with AsyncBrokerClient() as client:
+                    await client.create_topic("orders")
+                    await client.publish("orders", b"one")
+                    await client.create_and_subscribe("workers", "orders", handle)
+                    await handled.wait()
+                await world.stop()
+                world.disk.capacity = 1 << 30
+                await world.start(brokers)
+                async with AsyncBrokerClient() as client:
+                    assert (await client.offsets("orders")).next == 1
+                await world.stop()
+
+    trio.run(live, World(0), clock=trio.testing.MockClock(autojump_threshold=0))
