@@ -11,6 +11,7 @@ from qb.doors.http.requests.http_errors import raw_response
 
 HEAD_LIMIT = 16_384
 PATIENCE = 5.0  # seconds
+MOST = 256  # connections at once; one more is closed at once
 _HEALTHY = raw_response(200, {"status": "healthy"})
 _WHY = "the broker is recovering its data directory"
 _NOT_READY = raw_response(503, {"status": "recovering", "reason": _WHY, "error": _WHY, "code": "RECOVERING"})
@@ -30,6 +31,9 @@ async def _accept(listener: socket.socket, nursery: trio.Nursery) -> None:
             peer, _ = listener.accept()
         except OSError:
             await trio.sleep(0.1)
+            continue
+        if len(nursery.child_tasks) > MOST:
+            peer.close()
             continue
         peer.setblocking(False)
         nursery.start_soon(_answer, trio.SocketStream(trio.socket.from_stdlib_socket(peer)))

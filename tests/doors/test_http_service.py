@@ -15,6 +15,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from qb.core.wire.errors import LogPoisoned
+from qb.doors.http import recovery_answers
 from qb.doors.http.http_app import ROWS
 from qb.doors.http.recovery_answers import answer_recovering
 from qb.doors.http.requests import request_bodies as http_bodies
@@ -377,3 +378,21 @@ def read_until(peer, wanted):
             break
         received += data
     return received
+
+
+async def test_the_recovering_door_serves_a_bounded_number_of_connections(monkeypatch):
+    monkeypatch.setattr(recovery_answers, "MOST", 3)
+    (listener,) = listen("127.0.0.1", 0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(answer_recovering, [listener])
+        port = listener.getsockname()[1]
+        waiting = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(3)]
+        closed = await trio.open_tcp_stream("127.0.0.1", port)
+        with trio.fail_after(4):
+            assert await closed.receive_some() == b""
+        await waiting[0].send_all(b"GET /health HTTP/1.1\r\n\r\n")
+        assert b"healthy" in await waiting[0].receive_some()
+        for stream in (*waiting, closed):
+            await stream.aclose()
+        nursery.cancel_scope.cancel()
+    listener.close()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from qb.core.broker.message_broker import MessageBroker
+from qb.core.pacing import spend
 from qb.core.push.active_subscription import ActiveSubscription
 from qb.core.push.delivery_rounds import DeliveryRounds
 from qb.core.wire.errors import BadRequest, NotJoined
@@ -18,6 +20,14 @@ from qb.doors.http.streams.topic_tail import TopicTail
 WINDOW = 100  # messages in flight to a stream that asks for no other number
 NARROW = 1_000  # and to one that asks for more: their events are made in one step
 ENDED = 1_000  # ended streams that are remembered
+REMEMBERED_IN_ALL = 100_000  # messages of all of them
+
+
+class EndedStream(NamedTuple):
+    """A stream that is over, and what it was sent last, in that order."""
+
+    active: ActiveSubscription
+    sent: dict[tuple[int, int], SentMessage]  # by partition and offset
 
 
 class StreamRegistry:
@@ -29,9 +39,8 @@ class StreamRegistry:
         self._broker = broker
         self._pace = StreamPace()
         self._open: dict[str, StreamSubscriber] = {}
-        self._ended: OrderedDict[str, tuple[ActiveSubscription, Sequence[SentMessage]]] = (
-            OrderedDict()
-        )  # streams with auto_ack, by id
+        self._ended: OrderedDict[str, EndedStream] = OrderedDict()  # streams with auto_ack, by id, the oldest first
+        self._remembered = 0  # messages of all of them
 
     def __len__(self) -> int:
         return len(self._open) + len(self.tails)
@@ -75,19 +84,21 @@ class StreamRegistry:
         """A stream is over, but its peer may come back and say that it has not seen everything."""
         del self._open[subscriber.id]
         if subscriber.delivered:
-            self._ended[subscriber.id] = subscriber.active, subscriber.delivered
-            if len(self._ended) > ENDED:
-                self._ended.popitem(last=False)
+            sent = {(each.partition, each.offset): each for each in subscriber.delivered}
+            self._ended[subscriber.id] = EndedStream(subscriber.active, sent)
+            self._remembered += len(sent)
+        while len(self._ended) > ENDED or self._remembered > REMEMBERED_IN_ALL:
+            self._remembered -= len(self._ended.popitem(last=False)[1].sent)
 
     def _send_again(self, active: ActiveSubscription, last_event_id: str) -> None:
         """Deliver once more what an ended stream was sent after the last event that its peer has seen."""
         position = parse_event_id(last_event_id)
-        for id, (of, delivered) in reversed(self._ended.items()):
-            positions = [(sent.partition, sent.offset) for sent in delivered]
-            if of is active and position in positions:
-                for sent in list(delivered)[positions.index(position) + 1 :]:
+        spend(len(self._ended))
+        for id, ended in reversed(self._ended.items()):
+            if ended.active is active and position in ended.sent:
+                for sent in list(ended.sent.values())[list(ended.sent).index(position) + 1 :]:
                     active.subscription.retry(sent.partition, sent.offset, sent.key)
-                del self._ended[id]
+                self._remembered -= len(self._ended.pop(id).sent)
                 self._deliveries.serve_soon(active)
                 return
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import trio
@@ -30,12 +30,13 @@ class TopicTail:
         self._broker = broker
         self._topic = topic
         self._at = dict(starts)
-        self._turn = deque(starts)
+        self._moved_partitions = dict.fromkeys(starts)  # that may have more; the one whose turn it is comes first
         self._logs: dict[int, PartitionLog] = {number: broker.topics.log(topic, number) for number in starts}
         self._moved = trio.Event()
-        self._unwatch = [log.watch(self._wake) for log in self._logs.values()]
+        self._unwatch = [log.watch(partial(self._wake, number)) for number, log in self._logs.items()]
 
-    def _wake(self) -> None:
+    def _wake(self, partition: int) -> None:
+        self._moved_partitions[partition] = None
         self._moved.set()
 
     def opening(self) -> bytes:
@@ -45,10 +46,12 @@ class TopicTail:
         while self.ended is None:
             self._moved = trio.Event()
             try:
-                for _ in self._logs:
-                    self._turn.rotate(-1)
-                    if self._logs[self._turn[0]].end_offset > self._at[self._turn[0]]:
-                        return await self._read(self._turn[0])
+                while self._moved_partitions:
+                    partition = next(iter(self._moved_partitions))
+                    del self._moved_partitions[partition]
+                    if self._logs[partition].end_offset > self._at[partition]:
+                        self._moved_partitions[partition] = None  # there may be more behind what is read now
+                        return await self._read(partition)
                 self._check_topic()
             except BrokerError as error:
                 self.end(str(error))
@@ -66,9 +69,9 @@ class TopicTail:
 
     def _check_topic(self) -> None:
         """Raises UnknownTopic when the topic is gone, also if another one has its name now."""
-        for partition, log in self._logs.items():
-            if self._broker.topics.log(self._topic, partition) is not log:
-                raise UnknownTopic(self._topic)
+        partition, log = next(iter(self._logs.items()))
+        if self._broker.topics.log(self._topic, partition) is not log:
+            raise UnknownTopic(self._topic)
 
     def encode(self, batch: EventBatch) -> bytes:
         return encode_batch(batch)
