@@ -16,9 +16,10 @@ from qb.core.wire.offset_runs import runs_of
 
 def decide(state: SubscriptionState, now: float) -> list[Decision]:
     """Carry out what is due, and return everything that should be done now."""
-    # In key order all that are due expire together: which message of a key is charged depends on their order.
-    due = state.deadlines.pop_due(now)
-    expire(state, list(due if state.keyed is not None else islice(due, AT_ONCE)), now)
+    if state.deadlines.first() <= now:
+        # In key order all that are due expire together: which message of a key is charged depends on their order.
+        due = state.deadlines.pop_due(now)
+        expire(state, list(due if state.keyed is not None else islice(due, AT_ONCE)), now)
     for record in state.backing_off.pop_due(now):
         if record.place is MessagePlace.DEAD_LETTERING:
             state.make_dead_lettering(record)
@@ -58,6 +59,8 @@ def _deliveries(state: SubscriptionState, now: float) -> list[PushDecision]:
 
 def _offer_isolated(state: SubscriptionState, now: float) -> list[PushDecision]:
     """Give the first isolated message to a subscriber that has nothing else, or begin to empty one for it."""
+    if not state.isolated and state.host is None:
+        return []
     if state.host is not None:
         if state.host.in_flight:
             return []
@@ -134,6 +137,8 @@ def _offer_fresh(state: SubscriptionState, now: float, limit: int | None) -> lis
 
 def _shares(state: SubscriptionState, room: int) -> list[tuple[Cursor, int]]:
     """Return the partitions whose turn it is, and how many messages each may send."""
+    if len(state.fresh) == 1:
+        return [(cursor, room) for cursor in state.fresh.values()]
     chosen = list(islice(state.fresh.values(), room))
     if len(chosen) < len(state.fresh):
         for cursor in chosen:

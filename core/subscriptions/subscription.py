@@ -254,6 +254,7 @@ class Subscription:
         self._state.forget(cursor, range(cursor.next))
         self._state.move(cursor, offset, offset)
         cursor.reset(offset)
+        self._state.changed.add(partition)
 
     def retry(self, partition: int, offset: int, key: str | None = None) -> bool:
         """Deliver a settled message once more, as if for the first time; False if it is not settled.

@@ -79,13 +79,14 @@ class SubscriptionState:
 
     def move(self, cursor: Cursor, upcoming: int, end: int) -> None:
         """Let fresh messages of a partition begin at `upcoming`, and be at hand below `end`."""
-        self.delivered += upcoming - cursor.next
+        if upcoming != cursor.next:
+            self.delivered += upcoming - cursor.next
+            self.changed.add(cursor.partition)
         cursor.next, cursor.end = upcoming, end
         if upcoming < end:
             self.fresh.setdefault(cursor.partition, cursor)
         else:
             self.fresh.pop(cursor.partition, None)
-        self.changed.add(cursor.partition)
 
     def add_partition(self, partition: int, start: int) -> None:
         """Begin one more partition at this offset."""

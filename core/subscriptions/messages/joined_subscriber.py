@@ -80,8 +80,7 @@ class JoinedSubscriber:
             return []
         near = index.near(run[0], run[-1])
         self.looked_at += len(near)
-        parts = ((lease, intersect(lease.offsets, run)) for lease in near)
-        return [(lease, part) for lease, part in parts if part]
+        return [(lease, part) for lease in near if (part := intersect(lease.offsets, run))]
 
     def portions(self, partition: int, run: range) -> list[range]:
         """Cut a run into parts that each meet at most AT_ONCE leases, and those that reach over a cut."""
@@ -102,8 +101,9 @@ class JoinedSubscriber:
             return []
         index = self._leases[lease.partition]
         index.remove(lease)
+        before = lease.count
         released = lease.release(part)
-        self.in_flight -= sum(map(len, released))
+        self.in_flight -= before - lease.count
         if lease.count:
             index.add(lease)
         elif not index:

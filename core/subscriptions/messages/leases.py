@@ -23,7 +23,7 @@ _start = attrgetter("offsets.start")
 class Lease:
     """Messages of a run that one subscriber holds until a deadline; the first and the last of `offsets` among them."""
 
-    __slots__ = ("_held", "attempt", "count", "due", "offsets", "partition", "recorded", "since", "subscriber")
+    __slots__ = ("_held", "attempt", "bits", "count", "due", "offsets", "partition", "recorded", "since", "subscriber")
 
     def __init__(
         self, subscriber: JoinedSubscriber, partition: int, offsets: range, attempt: int, recorded: bool, since: float
@@ -36,6 +36,7 @@ class Lease:
         self.recorded = recorded  # does each message have a record?
         self.since = since
         self.due = since  # the deadline; set by Deadlines
+        self.bits = 0  # of its length; set by LeaseIndex
         self._held: bytearray | None = None  # a 1 for each offset that is held; None: all are
 
     def held(self, part: range | None = None) -> list[range]:
@@ -55,6 +56,9 @@ class Lease:
 
     def release(self, part: range) -> list[range]:
         """Hold these no longer, a run out of its offsets; returns those that were held."""
+        if self._held is None and len(part) == self.count:
+            self.offsets, self.count, self.due = self.offsets[:0], 0, NEVER
+            return [part]
         released = self.held(part)
         self.count -= sum(map(len, released))
         if not self.count:
@@ -121,7 +125,8 @@ class LeaseIndex:
 
     def add(self, lease: Lease) -> None:
         """Add a lease that holds something."""
-        leases = self._by_length.setdefault(_bits(lease), [])
+        lease.bits = (lease.offsets[-1] - lease.offsets[0]).bit_length()
+        leases = self._by_length.setdefault(lease.bits, [])
         if not leases or leases[-1].offsets.start < lease.offsets.start:
             leases.append(lease)
         else:
@@ -130,11 +135,13 @@ class LeaseIndex:
 
     def remove(self, lease: Lease) -> None:
         """Take a lease out."""
-        bits = _bits(lease)
-        leases = self._by_length[bits]
-        del leases[leases.index(lease, bisect_left(leases, lease.offsets.start, key=_start))]
+        leases = self._by_length[lease.bits]
+        if leases[0] is lease:
+            del leases[0]
+        else:
+            del leases[leases.index(lease, bisect_left(leases, lease.offsets.start, key=_start))]
         if not leases:
-            del self._by_length[bits]
+            del self._by_length[lease.bits]
         self.count -= lease.count
 
     def near(self, first: int, last: int) -> list[Lease]:
@@ -146,7 +153,3 @@ class LeaseIndex:
         if len(self._by_length) > 1:
             found.sort(key=_start)
         return found
-
-
-def _bits(lease: Lease) -> int:
-    return (lease.offsets[-1] - lease.offsets[0]).bit_length()
