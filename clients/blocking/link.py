@@ -2,7 +2,7 @@
 
 Callers write to the socket themselves; the link's thread reads it, wakes callers, and connects again when the
 connection is lost. A caller that waits for one answer reads for itself (`wait`), which spares a change of threads; when
-it may is a table in qb.clients.blocking.connection.connection_states.
+it may is a table in qb.clients.blocking.connection.reading_duty.
 
 A link belongs to the process that made it. A child of fork() closes its descriptor, which leaves the connection to the
 parent, and never uses the link again.
@@ -18,12 +18,13 @@ from time import monotonic
 from typing import TypeVar
 
 from qb.clients.blocking.background import Background
-from qb.clients.blocking.connection.connection_states import ALONE, Phase
 from qb.clients.blocking.connection.link_thread import ENDS, RECEIVE_WITHIN, LinkThread
+from qb.clients.blocking.connection.reading_duty import ALONE
 from qb.clients.blocking.connection.shared_connection import PendingCall, SharedConnection, release
 from qb.clients.blocking.connection.socket_calls import hang_up, is_readable, write
 from qb.clients.blocking.waiting import Answers
 from qb.clients.protocol.client_errors import ConnectionLost, QBError
+from qb.clients.protocol.connection_phases import Phase
 from qb.clients.protocol.conversation import Conversation
 from qb.clients.protocol.forking import call_in_child, used_after_fork
 from qb.clients.protocol.publish_frames import PublishForm

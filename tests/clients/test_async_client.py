@@ -334,7 +334,7 @@ async def test_a_block_may_wait_for_its_broker() -> None:
     with ExitStack() as brokers:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(publish)
-            while not client._link._trouble.failures:
+            while not client._link._connection.trouble.failures:
                 await trio.testing.wait_all_tasks_blocked()
             late = brokers.enter_context(ScriptedBroker(port=port))
         assert late.bodies == [b"x"]

@@ -1,4 +1,4 @@
-"""The tables behind a blocking client's connection: every state with every event."""
+"""The tables behind a client's connection: every state with every event."""
 
 from __future__ import annotations
 
@@ -8,18 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qb.clients.blocking.connection.connection_states import (
-    ALONE,
-    ASIDE,
-    DUTIES,
-    PHASES,
-    Duty,
-    DutyEvent,
-    Phase,
-    PhaseEvent,
-    ReadingDuty,
-    next_phase,
-)
+from qb.clients.blocking.connection.reading_duty import ALONE, ASIDE, DUTIES, Duty, DutyEvent, ReadingDuty
+from qb.clients.protocol.connection_phases import PHASES, Phase, PhaseEvent, next_phase
 
 # For each phase what ATTEMPT, CONNECTED, WELCOMED, LOST, ENDED make of it; a dash: it cannot happen.
 PHASE_TABLE = """

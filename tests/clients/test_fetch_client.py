@@ -12,8 +12,8 @@ import pytest
 import trio
 
 from qb import AsyncBrokerClient, BadRequest, BrokerClient, OffsetOutOfRange, UnknownPartition, UnknownTopic
-from qb.clients.blocking.connection.connection_states import Phase
 from qb.clients.blocking.read_ahead import MOST
+from qb.clients.protocol.connection_phases import Phase
 from qb.clients.protocol.conversation import Conversation
 from qb.clients.protocol.fetch_requests import BulkFetchRequest, FetchRequest, fetched, portion_in, raw_fetched
 from qb.core.wire.errors import PeerMisbehaved

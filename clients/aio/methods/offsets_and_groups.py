@@ -11,6 +11,7 @@ from qb.clients.aio.link import AsyncPendingCall
 from qb.clients.aio.methods.client_base import AsyncClientBase
 from qb.clients.aio.read_ahead import AsyncReadAhead
 from qb.clients.aio.waiting import now
+from qb.clients.consuming.start_positions import Place, place_of
 from qb.clients.protocol.fetch_requests import (
     BulkFetchRequest,
     Fetched,
@@ -22,7 +23,6 @@ from qb.clients.protocol.fetch_requests import (
     portion_in,
     raw_fetched,
 )
-from qb.clients.protocol.start_positions import Place, place_of
 from qb.core.wire.frames import MessageType
 
 

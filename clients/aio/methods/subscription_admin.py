@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from qb.clients.aio.methods.client_base import AsyncClientBase
-from qb.clients.protocol.start_positions import Place, options_of, place_of
+from qb.clients.consuming.start_positions import Place, options_of, place_of
 
 
 class AsyncSubscriptionAdminMethods(AsyncClientBase):

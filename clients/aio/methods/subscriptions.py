@@ -10,8 +10,8 @@ from qb.clients.aio.subscribing.joined_subscription import AsyncJoinedSubscripti
 from qb.clients.aio.subscribing.message_iterator import MessageArrival, MessageIterator  # async only
 from qb.clients.aio.subscribing.subscriber import AsyncSubscriber
 from qb.clients.consuming.desired_membership import plan
+from qb.clients.consuming.start_positions import Place, own_name
 from qb.clients.protocol.message import Message  # async only
-from qb.clients.protocol.start_positions import Place, own_name
 
 Ack = Literal["auto", "manual"]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 import threading
 
-from qb.clients.blocking.connection.connection_states import ASIDE, DutyEvent, Phase, PhaseEvent, next_phase
+from qb.clients.blocking.connection.reading_duty import ASIDE, DutyEvent
 from qb.clients.blocking.connection.shared_connection import SharedConnection
 from qb.clients.blocking.connection.socket_calls import connect, hang_up, is_readable, limit_waiting
 from qb.clients.protocol.client_errors import QBError
+from qb.clients.protocol.connection_phases import Phase, PhaseEvent, next_phase
 from qb.clients.protocol.reconnecting import ReconnectBackoff
 from qb.core.wire.errors import PeerMisbehaved
 

@@ -13,9 +13,10 @@ import threading
 from collections.abc import Iterable
 
 from qb.clients.blocking.background import Background
-from qb.clients.blocking.connection.connection_states import DutyEvent, Phase, PhaseEvent, ReadingDuty, next_phase
+from qb.clients.blocking.connection.reading_duty import DutyEvent, ReadingDuty
 from qb.clients.blocking.connection.socket_calls import hang_up, write
 from qb.clients.protocol.client_errors import QBError
+from qb.clients.protocol.connection_phases import Phase, PhaseEvent, next_phase
 from qb.clients.protocol.conversation import (
     BytesToSend,
     Conversation,

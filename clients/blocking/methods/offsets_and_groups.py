@@ -12,6 +12,7 @@ from qb.clients.blocking.link import PendingCall
 from qb.clients.blocking.methods.client_base import ClientBase
 from qb.clients.blocking.read_ahead import ReadAhead
 from qb.clients.blocking.waiting import now
+from qb.clients.consuming.start_positions import Place, place_of
 from qb.clients.protocol.fetch_requests import (
     BulkFetchRequest,
     Fetched,
@@ -23,7 +24,6 @@ from qb.clients.protocol.fetch_requests import (
     portion_in,
     raw_fetched,
 )
-from qb.clients.protocol.start_positions import Place, place_of
 from qb.core.wire.frames import MessageType
 
 

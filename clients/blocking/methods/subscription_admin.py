@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from qb.clients.blocking.methods.client_base import ClientBase
-from qb.clients.protocol.start_positions import Place, options_of, place_of
+from qb.clients.consuming.start_positions import Place, options_of, place_of
 
 
 class SubscriptionAdminMethods(ClientBase):

@@ -9,7 +9,7 @@ from qb.clients.blocking.methods.subscription_admin import SubscriptionAdminMeth
 from qb.clients.blocking.subscribing.handler_calls import BatchHandler, Handler, check_handler
 from qb.clients.blocking.subscribing.subscriber import Subscriber
 from qb.clients.consuming.desired_membership import plan
-from qb.clients.protocol.start_positions import Place, own_name
+from qb.clients.consuming.start_positions import Place, own_name
 
 Ack = Literal["auto", "manual"]
 

@@ -1,55 +1,14 @@
-"""The states of a blocking client's connection, as tables; no threads, no sockets.
+"""Who reads the socket of a blocking client, as a table; no threads, no sockets.
 
-Two machines. The phase says how far the link's thread has come with its connection. The duty says who reads the socket:
-the link's thread, or the callers, each of which then reads until its own answer has come. That spares a change of
-threads for each call. The thread stands aside while such calls follow each other closely, and never while the broker
-pushes messages or a caller waits for many answers.
+The link's thread reads it, or the callers do, each of which then reads until its own answer has come. That spares a
+change of threads for each call. The thread stands aside while such calls follow each other closely, and never while the
+broker pushes messages or a caller waits for many answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-
-
-class Phase(StrEnum):
-    """How far the link's thread has come."""
-
-    DOWN = "down"  # there is no thread
-    CONNECTING = "connecting"
-    GREETING = "greeting"  # there is a socket, and the broker has not welcomed us on it
-    UP = "up"  # callers may send
-    BACKING_OFF = "backing off"  # until the next attempt
-
-
-class PhaseEvent(StrEnum):
-    """What happens to the link's thread."""
-
-    ATTEMPT = "attempt"  # it begins to connect
-    CONNECTED = "connected"
-    WELCOMED = "welcomed"
-    LOST = "lost"  # the attempt failed, or the connection ended
-    ENDED = "ended"  # close() was called: no further attempt
-
-
-PHASES: Mapping[tuple[Phase, PhaseEvent], Phase] = {
-    (Phase.DOWN, PhaseEvent.ATTEMPT): Phase.CONNECTING,
-    (Phase.CONNECTING, PhaseEvent.CONNECTED): Phase.GREETING,
-    (Phase.CONNECTING, PhaseEvent.LOST): Phase.BACKING_OFF,
-    (Phase.GREETING, PhaseEvent.WELCOMED): Phase.UP,
-    (Phase.GREETING, PhaseEvent.LOST): Phase.BACKING_OFF,
-    (Phase.UP, PhaseEvent.LOST): Phase.BACKING_OFF,
-    (Phase.BACKING_OFF, PhaseEvent.ATTEMPT): Phase.CONNECTING,
-    (Phase.BACKING_OFF, PhaseEvent.ENDED): Phase.DOWN,
-}  # a pair that is not here is a fault of ours
-
-
-def next_phase(phase: Phase, event: PhaseEvent) -> Phase:
-    """Return the phase after an event. Raises RuntimeError if the event cannot happen in this phase."""
-    try:
-        return PHASES[phase, event]
-    except KeyError:
-        raise RuntimeError(f"a connection that is {phase} cannot be: {event}") from None
 
 
 class Duty(StrEnum):

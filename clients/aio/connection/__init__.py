@@ -1,0 +1,1 @@
+"""The connection of an async client: its stream, and the task that keeps it up."""
