@@ -10,7 +10,7 @@ import trio
 
 from qb.core.broker.outgoing_messages import OutgoingMessage
 from qb.doors.http.http_app import ROWS, SMALL_BODY
-from tests.doors.test_largest_requests import WIDE, bounded
+from tests.support.bounded_steps import WIDE, bounded
 from tests.support.http_peers import HttpPeer
 
 STORED = 10_000  # messages

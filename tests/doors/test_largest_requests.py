@@ -7,50 +7,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from time import perf_counter
+from collections.abc import Callable
 from typing import Any
 
 import trio
 
 from qb.core.broker.outgoing_messages import OutgoingMessage
-from qb.core.pacing import MOST_AT_ONCE, counted
 from qb.core.wire.frames import Frame, MessageType, encode_frame
 from qb.doors.binary.methods import MAX_ARGUMENTS, METHODS
 from qb.doors.json_lines.json_methods import ROWS
+from tests.support.bounded_steps import WIDE, bounded
 from tests.support.peers import TrioPeer
 
-WIDE = 1_024  # partitions of a topic
 NAMES = [f"t{number}" for number in range(50)]
-
-
-class LongestPass(trio.abc.Instrument):
-    """The longest time between two looks of the loop at its sockets."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._since = perf_counter()
-
-    def after_io_wait(self, timeout: float) -> None:
-        self._since = perf_counter()
-
-    def before_io_wait(self, timeout: float) -> None:
-        self.seconds = max(self.seconds, perf_counter() - self._since)
-
-
-@contextmanager
-def bounded(name: str) -> Iterator[None]:
-    """Assert that no step counts too many items while the context is open; print how long the longest pass took."""
-    longest = LongestPass()
-    trio.lowlevel.add_instrument(longest)
-    try:
-        with counted() as step:
-            yield
-    finally:
-        trio.lowlevel.remove_instrument(longest)
-    print(f"{name:28} {step.most:7} items {1000 * longest.seconds:8.1f} ms", flush=True)
-    assert step.most <= MOST_AT_ONCE
 
 
 def many(make: Callable[[int], Any], size: int) -> list[Any]:

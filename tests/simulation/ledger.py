@@ -153,7 +153,9 @@ class Ledger:
                 raise BrokenPromise(f"offset {offset} of {where} was committed; the broker says {stored.get(where)}")
         for where, offset in stored.items():
             if offset > self.commits_tried.get(where, 0):
-                raise BrokenPromise(f"the broker says that {offset} of {where} was committed, which nobody asked for")
+                raise BrokenPromise(
+                    f"the broker says that {offset} of {where} was committed, which no client asked for"
+                )
 
 
 def _bodies(logs: Logs) -> set[str]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qb.core.subscriptions.queues.sorted_places import SortedPlaces
+from qb.core.subscriptions.queues.sorted_positions import SortedPositions
 from qb.core.wire.errors import BadRequest
 from tests.support.subscription_tools import Bench
 
@@ -188,12 +188,12 @@ def test_a_failure_among_many_messages_of_one_key_does_not_look_at_all_of_them()
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "discard"]), st.integers(0, 2), st.integers(0, 9)), max_size=60))
-def test_sorted_places_are_a_set_in_order(steps: list[tuple[str, int, int]]) -> None:
-    places, model = SortedPlaces(), set()
+def test_sorted_positions_are_a_set_in_order(steps: list[tuple[str, int, int]]) -> None:
+    positions, model = SortedPositions(), set()
     for action, partition, offset in steps:
         place = partition, offset
-        getattr(places, action)(place)
+        getattr(positions, action)(place)
         getattr(model, action)(place)
         same = sorted(each for each in model if each[0] == partition)
-        assert list(places.behind(place)) == [each for each in same if each > place]
-        assert places.first_before(place) == (same[0] if same and same[0] < place else None)
+        assert list(positions.behind(place)) == [each for each in same if each > place]
+        assert positions.first_before(place) == (same[0] if same and same[0] < place else None)

@@ -10,7 +10,7 @@ from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.message_records import MessageRecord
 from qb.core.subscriptions.queues.round_robin import RoundRobin
 from qb.core.subscriptions.queues.shared_queue import ReadyHeap
-from qb.core.subscriptions.queues.sorted_places import Place, SortedPlaces
+from qb.core.subscriptions.queues.sorted_positions import MessagePosition, SortedPositions
 
 
 class KeyQueue:
@@ -21,10 +21,10 @@ class KeyQueue:
     def __init__(self, key: str | None) -> None:
         self.key = key
         self.owner: JoinedSubscriber | None = None
-        self.open: dict[Place, MessageRecord] = {}
-        self.leased = SortedPlaces()  # of these, those in flight
-        self.waiting = SortedPlaces()  # and the others
-        self.held = SortedPlaces()  # of the others, those that are not ready: later ones wait for these
+        self.open: dict[MessagePosition, MessageRecord] = {}
+        self.leased = SortedPositions()  # of these, those in flight
+        self.waiting = SortedPositions()  # and the others
+        self.held = SortedPositions()  # of the others, those that are not ready: later ones wait for these
         self._ready = ReadyHeap()
         self.scheduled = False  # is it among the movable ones, or those that wait for room?
 
@@ -47,11 +47,11 @@ class KeyQueue:
     def settle(self, record: MessageRecord) -> None:
         """Forget a message."""
         place = _place(record)
-        for places in (self.leased, self.waiting, self.held):
-            places.discard(place)
+        for positions in (self.leased, self.waiting, self.held):
+            positions.discard(place)
         del self.open[place]
 
-    def _note_waiting(self, place: Place, held: bool) -> None:
+    def _note_waiting(self, place: MessagePosition, held: bool) -> None:
         self.leased.discard(place)
         self.waiting.add(place)
         if held:
@@ -199,7 +199,7 @@ class KeyOrderedQueue:
         heappush(target, (head.offset, next(self._number), queue))
 
 
-def _place(record: MessageRecord) -> Place:
+def _place(record: MessageRecord) -> MessagePosition:
     return record.partition, record.offset
 
 
