@@ -6,7 +6,6 @@ import errno
 import fcntl
 import os
 import stat
-import threading
 from pathlib import Path
 
 from qb.storage.files import PRIVATE_FILE, CannotOpen
@@ -24,7 +23,6 @@ class DirectoryLock:
     def __init__(self, directory: Path) -> None:
         """Raises CannotOpen while another process has it, or if the lock is not a file of its own."""
         self._directory, self._path = directory, directory / "lock"
-        self._closed = threading.Event()
         self.is_lost = False
         self._file = _open_lock(self._path)
         try:
@@ -70,20 +68,8 @@ class DirectoryLock:
                 self.is_lost = True
                 raise DirectoryLost(f"{path} was moved or removed while the broker ran: nothing more is stored")
 
-    def wait_until_lost(self) -> DirectoryLost | None:
-        """Look at the directory again and again; returns what is wrong, or None when the lock is closed. Blocks."""
-        while not self._closed.wait(INTERVAL):
-            try:
-                self.check()
-            except DirectoryLost as lost:
-                return lost
-            except OSError:
-                continue  # what the disk says when it fails is no proof; logs have their own ways to notice
-        return None
-
     def close(self) -> None:
         """Give the directory back."""
-        self._closed.set()
         os.close(self._file)
         os.close(self._root)
 

@@ -31,7 +31,7 @@ from qb.storage.commit.completions import Completions
 from qb.storage.commit.sync_pace import SyncPace
 from qb.storage.commit.writer_threads import WriterThreads
 from qb.storage.data_directory import prepare
-from qb.storage.directory_lock import DirectoryLock
+from qb.storage.directory_lock import INTERVAL, DirectoryLock, DirectoryLost
 from qb.storage.engine import CommitStep, Metadata, RecoveryReport, Topic
 from qb.storage.faults import keep_running
 from qb.storage.files import NO_ROOM, CannotOpen, OpenFiles, make_directory, note_on_access
@@ -348,10 +348,15 @@ class LocalEngine:
 
     async def _watch_directory(self) -> None:
         """Answer nothing more as stored when the directory is not where it was. Raises DirectoryLost."""
-        lost = await trio.to_thread.run_sync(self._lock.wait_until_lost, abandon_on_cancel=True)
-        if lost is not None:
-            self._abandon(LogPoisoned(str(lost)))
-            raise lost
+        while True:
+            await trio.sleep(INTERVAL)
+            try:
+                await trio.to_thread.run_sync(self._lock.check)
+            except DirectoryLost as lost:
+                self._abandon(LogPoisoned(str(lost)))
+                raise
+            except OSError:
+                continue  # what the disk says when it fails is no proof; logs have their own ways to notice
 
     def _stop_threads(self) -> None:
         ends: dict[str, LogEnd] = {}

@@ -123,7 +123,7 @@ class BatchCommit(NamedTuple):
     def _cut(self, segment: Segment, size: int, failure: OSError) -> FailedBatch:
         """Take back what may have been written: none of it will be acked."""
         try:
-            segment.cut(size, sync=not isinstance(failure, SyncFailed))  # a poisoned log has no follower
+            segment.cut(size)
         except OSError as error:
             text = f"{failure.strerror}, and its remains cannot be cut off: {error.strerror}"
             failure = SyncFailed(failure.errno, text)

@@ -53,6 +53,7 @@ class Segment:
         self.first_ms = 0  # when its oldest record was appended
         self.last_ms = 0  # and its newest
         self._files = files
+        self._has_remains = False  # may a power cut bring back what was cut?
         self._reserved = 0  # up to here the log has room that is zeros until it is written
         self._starts: dict[int, int] = {}  # where batches begin that readers will ask for next: offset -> position
 
@@ -109,21 +110,21 @@ class Segment:
         with self._files.use(self.log_path) as fd:
             datasync(fd)
 
-    def cut(self, size: int, *, sync: bool = True) -> None:
-        """Cut the log back to `size`, durably if `sync`. Raises OSError.
-
-        What is not cut durably may come back, and behind the end of a segment that has a follower it would be damage.
-        """
+    def cut(self, size: int) -> None:
+        """Cut the log back to `size`. Raises OSError. Until trim(), a power cut may bring back what was cut."""
         with self._files.use(self.log_path) as fd:
             os.ftruncate(fd, size)
-            if sync:
-                datasync(fd)
-        self._reserved = 0
+        self._reserved, self._has_remains = 0, True
 
     def trim(self, size: int) -> None:
-        """Give back room that was kept ready behind the first `size` bytes, durably. Raises OSError."""
-        if self._reserved > size:
+        """Let the log end with its first `size` bytes, durably: no room kept ready, no remains. Raises OSError.
+
+        Behind the end of a segment that has a follower, anything else would be damage.
+        """
+        if self._reserved > size or self._has_remains:
             self.cut(size)
+            self.sync()
+            self._has_remains = False
 
     def delete(self) -> None:
         """Delete the files; the log first, since an index alone means nothing."""

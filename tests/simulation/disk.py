@@ -295,7 +295,8 @@ class SimulatedDisk:
         return inode
 
     def flock(self, fd: int) -> None:
-        inode = self._file("flock", fd)
+        self._enter("flock", self._open[fd].path)
+        inode = self._open[fd].inode
         if self._locks.setdefault(inode.number, fd) != fd:
             raise BlockingIOError(errno.EWOULDBLOCK, "locked")
 

@@ -309,22 +309,27 @@ def writes_half_and_fails(real: Callable[..., int], code: int) -> Callable[..., 
     return pwrite
 
 
-async def test_the_remains_of_a_write_are_cut_off_durably(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened(tmp_path) as engine:
+async def test_the_remains_of_a_write_are_cut_off_durably_before_the_next_segment_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, segment_bytes=200) as engine:
         log = engine.log("t", 0)
-        await store(log, b"kept")
+        with monkeypatch.context() as patch:
+            patch_write(patch, writes_half_and_fails(os.pwrite, errno.ENOSPC))
+            with pytest.raises(DiskFull):
+                await store(log, b"x" * 300)
+        await store(log, b"x" * 200)
         calls: list[str] = []
 
         def noted(name: str, real: Callable[..., None]) -> Callable[..., None]:
             return lambda *arguments: calls.append(name) or real(*arguments)
 
         with monkeypatch.context() as patch:
-            patch_write(patch, writes_half_and_fails(os.pwrite, errno.ENOSPC))
             for name in ("ftruncate", "fdatasync"):
                 patch.setattr(os, name, noted(name, getattr(os, name)))
-            with pytest.raises(DiskFull):
-                await store(log, b"x" * 100)
-        assert calls == ["ftruncate", "fdatasync"]
+            await store(log, b"the first of the next segment")
+        assert len(logs(tmp_path)) == 2
+        assert calls[:2] == ["ftruncate", "fdatasync"]
 
 
 async def test_a_write_whose_remains_cannot_be_cut_poisons_the_log(
