@@ -9,28 +9,30 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from qb.cli.commands import bench_commands as bench
-from qb.cli.commands import group_commands as groups
-from qb.cli.commands import health_commands as health
-from qb.cli.commands import publish_commands as publish
-from qb.cli.commands import pull_commands as consume
-from qb.cli.commands import push_commands as receive
-from qb.cli.commands import subscription_commands as subscriptions
-from qb.cli.commands import topic_commands as topics
-from qb.cli.commands import transaction_commands as transactions
-from qb.cli.commands import verify_commands as verify
+from qb.cli.commands import (
+    bench_commands,
+    group_commands,
+    health_commands,
+    publish_commands,
+    pull_commands,
+    push_commands,
+    subscription_commands,
+    topic_commands,
+    transaction_commands,
+    verify_commands,
+)
 from qb.cli.terminal.command import Command, UsageError, of_kind
 from qb.core.wire.value_kinds import INTEGER, SECONDS, TEXT
 from qb.core.wire.version import __version__
 
 GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
-    ("Topics", topics.COMMANDS + consume.TOPIC_COMMANDS),
-    ("Messages", publish.COMMANDS + consume.COMMANDS),
-    ("Subscriptions", subscriptions.COMMANDS + receive.COMMANDS),
-    ("Consumer groups", groups.COMMANDS),
-    ("Transactions", transactions.COMMANDS),
-    ("The broker", health.COMMANDS + bench.COMMANDS),
-    ("The data directory", verify.COMMANDS),
+    ("Topics", topic_commands.COMMANDS + pull_commands.TOPIC_COMMANDS),
+    ("Messages", publish_commands.COMMANDS + pull_commands.COMMANDS),
+    ("Subscriptions", subscription_commands.COMMANDS + push_commands.COMMANDS),
+    ("Consumer groups", group_commands.COMMANDS),
+    ("Transactions", transaction_commands.COMMANDS),
+    ("The broker", health_commands.COMMANDS + bench_commands.COMMANDS),
+    ("The data directory", verify_commands.COMMANDS),
 )
 
 

@@ -38,26 +38,28 @@ from qb.doors.http.requests.request_bodies import (
     media_type,
     parse_query,
 )
-from qb.doors.http.routes import group_routes as http_consumers
-from qb.doors.http.routes import message_routes as http_messages
-from qb.doors.http.routes import page_routes as http_page
-from qb.doors.http.routes import service_routes as http_service
-from qb.doors.http.routes import subscription_routes as http_subscriptions
-from qb.doors.http.routes import summary_routes as http_summary
-from qb.doors.http.routes import topic_routes as http_topics
+from qb.doors.http.routes import (
+    group_routes,
+    message_routes,
+    page_routes,
+    service_routes,
+    subscription_routes,
+    summary_routes,
+    topic_routes,
+)
 from qb.doors.http.routes.route_table import Fields, NoFields, OpenWaits, RouteAnswer, RouteCall, RouteContext, RouteRow
 from qb.doors.http.streams.stream_registry import StreamRegistry
 
 log = logging.getLogger("qb.http")
 
 ROWS: tuple[RouteRow, ...] = (
-    *http_service.ROWS,
-    *http_topics.ROWS,
-    *http_messages.ROWS,
-    *http_consumers.ROWS,
-    *http_subscriptions.ROWS,
-    *http_summary.ROWS,
-    *http_page.ROWS,
+    *service_routes.ROWS,
+    *topic_routes.ROWS,
+    *message_routes.ROWS,
+    *group_routes.ROWS,
+    *subscription_routes.ROWS,
+    *summary_routes.ROWS,
+    *page_routes.ROWS,
 )
 SMALL_BODY = 1 << 20  # bytes; bodies of messages may be longer: see body_limit()
 ADVICE = f"; send a long message as {RAW}, and many messages as {LINES}"

@@ -11,8 +11,7 @@ from qb.core.broker.message_broker import MessageBroker
 from qb.core.wire.version import __version__
 from qb.doors.http.reports.prometheus import MEDIA_TYPE, render
 from qb.doors.http.reports.topic_states import topic_states
-from qb.doors.http.routes import api_docs as http_docs
-from qb.doors.http.routes import page_routes as http_page
+from qb.doors.http.routes import api_docs, page_routes
 from qb.doors.http.routes.openapi import describe
 from qb.doors.http.routes.route_table import RouteAnswer, RouteCall, RouteRow
 
@@ -39,7 +38,7 @@ class StatusBody(msgspec.Struct, frozen=True, omit_defaults=True):
 
 async def index(call: RouteCall) -> RouteAnswer:
     if "text/html" in call.headers.get("accept", ""):
-        return RouteAnswer(http_page.INDEX, media_type=HTML)
+        return RouteAnswer(page_routes.INDEX, media_type=HTML)
     endpoints = [f"{row.method} {row.path}" for row in call.service.rows]
     return RouteAnswer(IndexBody("qb", __version__, endpoints))
 
@@ -78,7 +77,7 @@ async def docs(call: RouteCall) -> RouteAnswer:
 
 @cache
 def _docs(rows: tuple[RouteRow, ...]) -> bytes:
-    return http_docs.render(describe(rows))
+    return api_docs.render(describe(rows))
 
 
 ROWS = [
