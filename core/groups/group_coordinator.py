@@ -90,7 +90,7 @@ class GroupCoordinator:
         return self._standing(known, newcomer)
 
     def sync(self, group: str, member: str, generation: int, now: float) -> MemberStanding:
-        """The member holds nothing but what it was told for this generation: give it the rest.
+        """The member has given up what this generation takes from it: grant it the rest.
 
         Changes no holder if a newer generation has begun; the standing says so. Raises as heartbeat() does.
         """

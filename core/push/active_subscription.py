@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import trio
@@ -17,6 +17,8 @@ from qb.core.subscriptions.subscription import Subscription
 from qb.core.wire.errors import UnknownSubscription
 from qb.storage.engine import PartitionLog, StoredChunk
 from qb.storage.faults import Fault
+
+PARTITIONS_A_ROUND = 16  # that are read and share the windows; the others have their turn in the next rounds
 
 
 class SaveSchedule:
@@ -77,7 +79,7 @@ class ActiveSubscription:
         self.delivered_bytes = 0
         self.service = Fault(f"subscription {name}")  # while it has one, it is suspended
         self.gone = False
-        self.due = NEVER  # when its state wants to be asked again; set by Alarms
+        self.due = NEVER  # when decide() is to be called again; set by Deadlines
         self.serving = False  # is a task of its own busy with it?
         self.again = False  # it changed while it was being served
         self.unfinished: PushRound | None = None  # what a round left for a task, since it has to wait
@@ -107,6 +109,31 @@ class ActiveSubscription:
     def ends(self) -> dict[int, int]:
         """Return the visible end of each partition."""
         return {partition: log.end_offset for partition, log in self.logs.items()}
+
+    def to_read(self) -> Iterator[tuple[int, PartitionLog, int, int]]:
+        """Yield where there are messages that could go out: partition, log, offset, and about how many bytes.
+
+        Only partitions that have moved since they were last read to their ends are looked at, some of them a round.
+        """
+        for sink in self.sinks.values():
+            self.subscription.block(sink.name, sink.full)
+        room = self.subscription.room()
+        left = min(PARTITIONS_A_ROUND, len(self.unread)) if room else 0
+        share = -(-room // left) if left else 0
+        for _ in range(len(self.unread) if left else 0):
+            if not left or not self.unread:  # others run while one is read
+                return
+            partition = next(iter(self.unread))
+            self.unread.move_to_end(partition)
+            each, wanted = self.logs[partition], self.subscription.wanted(partition)
+            if wanted and wanted.start < each.first_offset:
+                self.subscription.advance(partition, each.first_offset)
+                wanted = self.subscription.wanted(partition)
+            if wanted.start >= each.end_offset:
+                del self.unread[partition]
+            elif wanted:
+                left -= 1
+                yield partition, each, wanted.start, self.bytes_for(min(len(wanted), share))
 
     def to_save(self) -> PendingSave:
         """Return what is to be made durable: what has changed since the last time, for those that wait for it."""

@@ -30,7 +30,6 @@ from qb.storage.measures import SECONDS, Histogram
 log = logging.getLogger("qb.deliveries")
 
 ROUNDS_NOW = 4  # in one step of the event loop; then others have their turn
-PARTITIONS_A_ROUND = 16  # that are read and share the windows; the others have their turn in the next rounds
 
 
 # Publishes a dead letter, given the stored frame that it is about; returns when it is durable.
@@ -248,35 +247,10 @@ class DeliveryRounds:
 
     # Reading
 
-    def _wanted(self, active: ActiveSubscription) -> Iterator[tuple[int, PartitionLog, int, int]]:
-        """Yield where there are messages that could go out: partition, log, offset, and about how many bytes.
-
-        Only partitions that have moved since they were last read to their ends are looked at, some of them a round.
-        """
-        for sink in active.sinks.values():
-            active.subscription.block(sink.name, sink.full)
-        room = active.subscription.room()
-        left = min(PARTITIONS_A_ROUND, len(active.unread)) if room else 0
-        share = -(-room // left) if left else 0
-        for _ in range(len(active.unread) if left else 0):
-            if not left or not active.unread:  # others run while one is read
-                return
-            partition = next(iter(active.unread))
-            active.unread.move_to_end(partition)
-            each, wanted = active.logs[partition], active.subscription.wanted(partition)
-            if wanted and wanted.start < each.first_offset:
-                active.subscription.advance(partition, each.first_offset)
-                wanted = active.subscription.wanted(partition)
-            if wanted.start >= each.end_offset:
-                del active.unread[partition]
-            elif wanted:
-                left -= 1
-                yield partition, each, wanted.start, active.bytes_for(min(len(wanted), share))
-
     def _read_recent(self, active: ActiveSubscription) -> dict[int, StoredChunk] | None:
         """Return what could go out, by partition, or None if memory does not have all of it."""
         chunks: dict[int, StoredChunk] = {}
-        for partition, each, offset, size in self._wanted(active):
+        for partition, each, offset, size in active.to_read():
             chunk = each.read_recent(offset, size)
             if chunk is None:
                 return None
@@ -286,7 +260,7 @@ class DeliveryRounds:
     async def _read(self, active: ActiveSubscription) -> dict[int, StoredChunk]:
         """Return what could go out, by partition."""
         chunks: dict[int, StoredChunk] = {}
-        for partition, each, offset, size in self._wanted(active):
+        for partition, each, offset, size in active.to_read():
             chunks[partition] = each.read_recent(offset, size) or await each.read(offset, size)
         return chunks
 

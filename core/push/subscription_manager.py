@@ -16,11 +16,12 @@ from qb.core.push.active_subscription import ActiveSubscription
 from qb.core.push.dead_letters import DeadLetterReader, DeadLetterView, properties_of
 from qb.core.push.delivery_rounds import DeliveryRounds
 from qb.core.push.saved_subscriptions import all_keys, key_of, load, value_of
+from qb.core.push.subscription_listing import description_of, summaries_of, summary_of, totals_of
 from qb.core.settings import ServerSettings
 from qb.core.subscriptions.push_decisions import DeadLetterDecision
 from qb.core.subscriptions.subscription import Subscription
 from qb.core.subscriptions.subscription_options import SubscriptionOptions, parse_options
-from qb.core.subscriptions.subscription_report import PartitionReport, SubscriptionTotals
+from qb.core.subscriptions.subscription_report import SubscriptionTotals
 from qb.core.wire.clock import now_ms
 from qb.core.wire.errors import (
     BadName,
@@ -37,8 +38,6 @@ from qb.storage.engine import Engine, PartitionLog
 log = logging.getLogger("qb.subscriptions")
 ALL = 1_000_000  # letters that one retry or purge finds
 NAMED = 10_000  # letters that one of them names
-TOTALS_AT_ONCE = 50  # subscriptions whose numbers are added up between two checkpoints
-PARTITIONS_AT_ONCE = 500  # that are described between two checkpoints
 
 MakeTopic = Callable[[str], Awaitable[None]]  # unless it exists
 # AppendService.store_dead_letter(): topic, body, key, properties.
@@ -122,7 +121,7 @@ class SubscriptionManager:
                 f"subscription {known.name!r} exists on topic {known.topic!r} with other options; "
                 "delete it first or choose another name"
             )
-        return self._summary(known)
+        return summary_of(known)
 
     async def _add(self, active: ActiveSubscription) -> dict[str, Any]:
         """Put a new one into service, durably; to be called with the lock held, so that its topic stays.
@@ -138,7 +137,7 @@ class SubscriptionManager:
             await self._engine.metadata.put(key_of(active.name), value)
         self.deliveries.add(active)
         self.deliveries.add_partitions(active, self._logs(active.topic))  # the topic may have grown meanwhile
-        return self._summary(active)
+        return summary_of(active)
 
     async def delete(self, subscription_id: str) -> dict[str, Any]:
         """Remove a subscription and notify its subscribers. Raises UnknownSubscription."""
@@ -189,10 +188,7 @@ class SubscriptionManager:
 
     async def list_all(self, topic: str | None = None) -> list[dict[str, Any]]:
         """Return all subscriptions, or those of one topic, by name."""
-        listed: list[dict[str, Any]] = []
-        async for some in portions(self._sorted(topic)):
-            listed += [self._summary(active) for active in some if not active.gone]
-        return listed
+        return await summaries_of(self._sorted(topic))
 
     def _sorted(self, topic: str | None = None) -> list[ActiveSubscription]:
         chosen = (active for active in self.deliveries if topic is None or active.topic == topic)
@@ -202,53 +198,18 @@ class SubscriptionManager:
         self, topic: str | None = None, most: int | None = None
     ) -> list[tuple[ActiveSubscription, SubscriptionTotals]]:
         """Return all subscriptions, those of one topic, or the first so many, by name, in numbers of all partitions."""
-        found: list[tuple[ActiveSubscription, SubscriptionTotals]] = []
-        ends: dict[str, int] = {}  # of a topic, added up once
-        async for some in portions(self._sorted(topic)[:most], TOTALS_AT_ONCE):
-            for active in some:
-                if active.topic not in ends:
-                    ends[active.topic] = sum(log.end_offset for log in active.logs.values())
-                if not active.gone:
-                    found.append((active, active.subscription.totals(ends[active.topic])))
-        return found
+        return await totals_of(self._sorted(topic)[:most])
 
     async def list_totals(self, topic: str | None = None) -> list[dict[str, Any]]:
         """Return what list_all() does, with the numbers of all partitions together and the fault of each."""
         return [
-            {**msgspec.structs.asdict(totals), **self._summary(active), "fault": active.fault}
+            {**msgspec.structs.asdict(totals), **summary_of(active), "fault": active.fault}
             for active, totals in await self.totals(topic)
         ]
 
-    def _summary(self, active: ActiveSubscription) -> dict[str, Any]:
-        return {
-            "subscription_id": active.name,
-            "topic": active.topic,
-            "created_ms": active.created_ms,
-            "paused": active.subscription.paused,
-            "subscribers": len(active.sinks),
-            "options": msgspec.to_builtins(active.subscription.options),
-        }
-
     async def describe(self, subscription_id: str) -> dict[str, Any]:
         """Return a subscription in numbers. Raises UnknownSubscription."""
-        active = self.active(subscription_id)
-        ends = active.ends()
-        partitions: list[PartitionReport] = []
-        async for some in portions(active.subscription.partitions(ends), PARTITIONS_AT_ONCE):
-            partitions += some
-        numbers = msgspec.to_builtins(active.subscription.describe(ends, partitions))
-        oldest = await self._oldest_unacked_ms(active)
-        age = None if oldest is None else max(0, now_ms() - oldest) / 1000
-        return {**numbers, **self._summary(active), **numbers, "oldest_unacked_age": age, "fault": active.fault}
-
-    async def _oldest_unacked_ms(self, active: ActiveSubscription) -> int | None:
-        times = []
-        for partition, log in active.logs.items():
-            floor = max(active.subscription.floor(partition), log.first_offset)
-            if floor < log.end_offset:
-                chunk = await log.read(floor, 1)
-                times.append(int.from_bytes(chunk.frames[16:24], "big"))  # the frame's timestamp
-        return min(times, default=None)
+        return await description_of(self.active(subscription_id))
 
     async def explain(self, subscription_id: str, offset: int, partition: int = 0) -> dict[str, str]:
         """Say why a message is where it is. Raises UnknownSubscription, BadRequest."""
@@ -291,7 +252,7 @@ class SubscriptionManager:
         change(active.subscription)
         await self.deliveries.save(active)
         self.deliveries.serve_soon(active)
-        return self._summary(active)
+        return summary_of(active)
 
     # Dead letters
 

@@ -8,7 +8,7 @@ from qb.core.pacing import AT_ONCE
 from qb.core.subscriptions.failures import expire
 from qb.core.subscriptions.messages.cursor import Cursor
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
-from qb.core.subscriptions.messages.message_records import MessagePlace, MessageRecord
+from qb.core.subscriptions.messages.message_records import MessageRecord, MessageState
 from qb.core.subscriptions.push_decisions import DeadLetterDecision, Decision, PushDecision
 from qb.core.subscriptions.subscription_state import MAX_WAITING, SubscriptionState
 from qb.core.wire.offset_runs import runs_of
@@ -21,7 +21,7 @@ def decide(state: SubscriptionState, now: float) -> list[Decision]:
         due = state.deadlines.pop_due(now)
         expire(state, list(due if state.keyed is not None else islice(due, AT_ONCE)), now)
     for record in state.backing_off.pop_due(now):
-        if record.place is MessagePlace.DEAD_LETTERING:
+        if record.state is MessageState.DEAD_LETTERING:
             state.make_dead_lettering(record)
         else:
             state.make_ready(record)

@@ -8,7 +8,7 @@ from itertools import chain
 from qb.core.subscriptions.failures import fail, take_back_followers
 from qb.core.subscriptions.messages.cursor import Cursor, Settlement
 from qb.core.subscriptions.messages.leases import Lease
-from qb.core.subscriptions.messages.message_records import MessagePlace
+from qb.core.subscriptions.messages.message_records import MessageState
 from qb.core.subscriptions.subscription_options import LONGEST, check_between
 from qb.core.subscriptions.subscription_state import SubscriptionState
 from qb.core.wire.offset_runs import intersect
@@ -50,7 +50,7 @@ def _ack_late(state: SubscriptionState, cursor: Cursor, name: str, run: range, n
     """Settle those of the run whose lease has ended and that no other subscriber has got since."""
     offsets = run if len(run) < len(cursor.waiting) else [offset for offset in cursor.waiting if offset in run]
     late = [cursor.waiting[offset] for offset in offsets if offset in cursor.waiting]
-    late = [record for record in late if record.holder == name and record.place is not MessagePlace.DEAD_LETTERING]
+    late = [record for record in late if record.holder == name and record.state is not MessageState.DEAD_LETTERING]
     for record in late:
         state.settle(record)
         cursor.settlements.append(Settlement(range(record.offset, record.offset + 1), now, f"acked by {name}"))

@@ -17,7 +17,7 @@ from qb.core.subscriptions import subscription_report as report
 from qb.core.subscriptions.messages.cursor import Settlement
 from qb.core.subscriptions.messages.deadlines import NEVER
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
-from qb.core.subscriptions.messages.message_records import MessagePlace, MessageRecord
+from qb.core.subscriptions.messages.message_records import MessageRecord, MessageState
 from qb.core.subscriptions.push_decisions import Decision
 from qb.core.subscriptions.save_urgency import SaveUrgency
 from qb.core.subscriptions.snapshot import SnapshotChanges, SubscriptionSnapshot
@@ -281,7 +281,7 @@ class Subscription:
         """The dead letter is durable: settle the message."""
         cursor = self._state.cursor(partition)
         record = cursor.waiting.get(offset)
-        if record is None or record.place is not MessagePlace.DEAD_LETTERING:
+        if record is None or record.state is not MessageState.DEAD_LETTERING:
             return  # a seek or retention has been here in between
         self._state.settle(record)
         self._state.dead_lettered += 1
@@ -294,6 +294,6 @@ class Subscription:
     def dead_letter_failed(self, partition: int, offset: int, now: float) -> None:
         """The dead letter could not be stored: decide() brings it again after a backoff."""
         record = self._state.cursor(partition).waiting.get(offset)
-        if record is not None and record.place is MessagePlace.DEAD_LETTERING:
+        if record is not None and record.state is MessageState.DEAD_LETTERING:
             delay = self._state.options.backoff.delay(record.failures, self._state.random)
             self._state.backing_off.set(record, now + max(delay, 1.0))

@@ -9,7 +9,7 @@ import msgspec
 from qb.core.subscriptions.messages.cursor import Cursor
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.leases import Lease, LeaseIndex
-from qb.core.subscriptions.messages.message_records import MessagePlace, MessageRecord
+from qb.core.subscriptions.messages.message_records import MessageRecord, MessageState
 from qb.core.subscriptions.subscription_state import MAX_WAITING, SubscriptionState
 
 LISTED = 5  # subscribers named in one sentence
@@ -32,7 +32,7 @@ class SubscriberReport(msgspec.Struct, frozen=True):
 
     subscriber: str
     in_flight: int
-    unsaved_acks: int  # these keep their places in the window until they are durable
+    unsaved_acks: int  # these keep their slots of the window until they are durable
     window: int
     active: bool  # False: it stands by
 
@@ -166,12 +166,12 @@ def _waiting(state: SubscriptionState, record: MessageRecord, now: float) -> str
     past = f"delivered {record.attempts} times"
     if record.reason:
         past += f", last failure: {record.reason}"
-    if record.place is MessagePlace.DEAD_LETTERING:
+    if record.state is MessageState.DEAD_LETTERING:
         target = state.options.dead_letters_of(state.name)
         return f"being dead-lettered to {target} after {record.failures} failures; {past}"
-    if record.place is MessagePlace.BACKING_OFF:
+    if record.state is MessageState.BACKING_OFF:
         return f"in backoff for another {max(0.0, record.due - now):.1f} s; {past}"
-    if record.place is MessagePlace.ISOLATED:
+    if record.state is MessageState.ISOLATED:
         return f"waiting to be offered alone to a subscriber that has nothing else in flight; {past}"
     return f"waiting for its turn, {past}; {_why_not_ready(state, record, now)}"
 

@@ -1,4 +1,4 @@
-"""All that a subscription knows, and the moves of a message between its places."""
+"""All that a subscription knows, and the moves of a message between its states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qb.core.subscriptions.messages.cursor import Cursor
 from qb.core.subscriptions.messages.deadlines import NEVER, Deadlines
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.leases import Lease
-from qb.core.subscriptions.messages.message_records import MessagePlace, MessageRecord, UnexplainedDeath
+from qb.core.subscriptions.messages.message_records import MessageRecord, MessageState, UnexplainedDeath
 from qb.core.subscriptions.outage_breaker import OutageBreaker
 from qb.core.subscriptions.push_decisions import DeadLetterDecision
 from qb.core.subscriptions.queues.key_order import KeyOrderedQueue
@@ -124,7 +124,7 @@ class SubscriptionState:
 
     def make_ready(self, record: MessageRecord) -> None:
         """Let a message go out as soon as there is a window, or an idle subscriber if it is to be alone."""
-        self._wait(record, MessagePlace.ISOLATED if record.alone else MessagePlace.READY)
+        self._wait(record, MessageState.ISOLATED if record.alone else MessageState.READY)
         if record.alone:
             self.queue.hold(record)
             self.isolated[record] = None
@@ -133,13 +133,13 @@ class SubscriptionState:
 
     def make_backing_off(self, record: MessageRecord, until: float) -> None:
         """Keep a message back for a while."""
-        self._wait(record, MessagePlace.BACKING_OFF)
+        self._wait(record, MessageState.BACKING_OFF)
         self.queue.hold(record)
         self.backing_off.set(record, until)
 
     def make_dead_lettering(self, record: MessageRecord) -> None:
         """Keep a message back until its dead letter is durable."""
-        self._wait(record, MessagePlace.DEAD_LETTERING)
+        self._wait(record, MessageState.DEAD_LETTERING)
         self.queue.hold(record)
         self.dead_lettering.append(DeadLetterDecision(record.partition, record.offset, record.attempts, record.reason))
 
@@ -149,7 +149,7 @@ class SubscriptionState:
         self._stop_waiting(cursor, record)
         self.isolated.pop(record, None)
         cursor.leased[record.offset] = record
-        record.place = MessagePlace.LEASED
+        record.state = MessageState.LEASED
         record.holder = subscriber.name
         record.attempts += 1
         if record.attempts > 1:
@@ -162,7 +162,7 @@ class SubscriptionState:
         self._stop_waiting(cursor, record)
         cursor.leased.pop(record.offset, None)
         self.isolated.pop(record, None)
-        record.place = MessagePlace.SETTLED
+        record.state = MessageState.SETTLED
         record.due = NEVER
         self.queue.settled(record)
         self.changed.add(record.partition)
@@ -179,11 +179,11 @@ class SubscriptionState:
             d for d in self.dead_lettering if d.partition != cursor.partition or d.offset not in offsets
         ]
 
-    def _wait(self, record: MessageRecord, place: MessagePlace) -> None:
+    def _wait(self, record: MessageRecord, to: MessageState) -> None:
         waiting = self.cursors[record.partition].waiting
         self.waiting += record.offset not in waiting
         waiting[record.offset] = record
-        record.place = place
+        record.state = to
         self.changed.add(record.partition)
 
     def _stop_waiting(self, cursor: Cursor, record: MessageRecord) -> None:

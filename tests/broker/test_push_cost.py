@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from qb.core.push.delivery_rounds import PARTITIONS_A_ROUND
+from qb.core.push.active_subscription import PARTITIONS_A_ROUND
 from qb.core.subscriptions import dispatch
 from qb.core.subscriptions.subscription import Subscription
 from qb.storage.metadata.metadata_store import MetadataStore

@@ -7,7 +7,7 @@ from enum import Enum, auto
 from qb.core.subscriptions.messages.deadlines import NEVER
 
 
-class MessagePlace(Enum):
+class MessageState(Enum):
     """Where a recorded message is. Fresh messages have no record."""
 
     LEASED = auto()
@@ -42,8 +42,8 @@ class MessageRecord:
         "key",
         "offset",
         "partition",
-        "place",
         "reason",
+        "state",
     )
 
     def __init__(self, partition: int, offset: int, attempts: int = 0, key: str | None = None) -> None:
@@ -52,7 +52,7 @@ class MessageRecord:
         self.key = key  # known in key_shared alone
         self.attempts = attempts  # deliveries made
         self.failures = 0  # deliveries that are held against it
-        self.place = MessagePlace.READY
+        self.state = MessageState.READY
         self.due = NEVER  # when its backoff ends
         self.reason = ""  # of its last failure
         self.holder = ""  # the subscriber that has it, or had it last

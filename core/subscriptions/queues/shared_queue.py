@@ -8,7 +8,7 @@ from itertools import count
 from typing import Protocol
 
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
-from qb.core.subscriptions.messages.message_records import MessagePlace, MessageRecord
+from qb.core.subscriptions.messages.message_records import MessageRecord, MessageState
 from qb.core.subscriptions.queues.round_robin import RoundRobin
 
 _ties = count()  # so that heaps never compare records
@@ -64,7 +64,7 @@ class ReadyHeap:
     def first(self) -> MessageRecord | None:
         """Return the record of the lowest offset, and keep it."""
         heap = self._heap
-        while heap and heap[0][3].place is not MessagePlace.READY:
+        while heap and heap[0][3].state is not MessageState.READY:
             heappop(heap)
         return heap[0][3] if heap else None
 
