@@ -37,6 +37,11 @@ class JoinedSubscriptions:
         self.fast = False
 
     @property
+    def wants_receipts(self) -> bool:
+        """Is there one whose deliveries count when the peer's TCP has acknowledged them?"""
+        return bool(self._joined) and not self.fast
+
+    @property
     def any(self) -> bool:
         """Is there one that this peer is pushed to?"""
         return any(not active.gone for active, _ in self._joined.values())

@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from functools import partial
 
-import msgspec
 import trio
 
-from qb.core.broker.fetching import FetchLimits, index_of, marks_of
 from qb.core.broker.message_broker import MessageBroker
 from qb.core.pacing import must_give_way, working_on
-from qb.core.subscriptions.subscription_options import SubscriptionOptions
 from qb.core.wire.clock import now_ms
-from qb.core.wire.errors import REPLIES, BadRequest, BrokerError, Internal
+from qb.core.wire.errors import REPLIES, BrokerError, Internal
 from qb.core.wire.frames import PROBE, Frame, MessageType, encode_frame
-from qb.core.wire.version import __version__
+from qb.doors.binary.frame_requests import QUEUED_LIMIT, FrameRequests
 from qb.doors.binary.joined_subscriptions import JoinedSubscriptions
-from qb.doors.binary.methods import (
-    SLOW_METHODS,
-    CreateSubscriptionArguments,
-    CreateTopicArguments,
-    FetchArguments,
-    SubscribeArguments,
-    arguments_from_text,
-    call,
-)
+from qb.doors.binary.methods import SLOW_METHODS
 from qb.doors.binary.publish_runs import PublishRuns
-from qb.doors.binary.replies import refusal, success, success_head
+from qb.doors.binary.replies import refusal
 from qb.doors.binary.server_connection import PublishRun, RefusedFrame, ServerConnection, StageFrame
 from qb.doors.binary.stage_requests import StageRequests
 from qb.doors.peer_life import PeerLife
@@ -39,9 +26,7 @@ from qb.storage.signals import Signal, Wait
 
 log = logging.getLogger("qb.session")
 
-PROTOCOL = "1"
 MAX_WAITING = 64  # fetches and commits of one peer; one more is waited for before the next request is read
-QUEUED_LIMIT = 1 << 20  # replies that a peer has not read: past this, its requests are not read either
 
 
 class SessionEnded(Exception):
@@ -58,6 +43,7 @@ class Session:
         self._publishing = PublishRuns(broker, self._connection, transport.send)
         self._staging = StageRequests(broker, transport.send)
         self._subscribing = JoinedSubscriptions(broker.subscriptions, transport)
+        self._requests = FrameRequests(broker, transport, self._publishing, self._subscribing, name)
         transport.has_emptied = self._subscribing.has_room
         transport.unfinished.refuse = self._break_off
         self._events = 0
@@ -67,14 +53,17 @@ class Session:
         self._looks_for_receipts = False
         self._waiting: Counter[int] = Counter()  # requests by type that are answered by tasks of their own
         self._answered = Signal()
-        self._fetching = trio.Lock()
         self._reading = trio.CancelScope()
         self._goodbye = ""  # why we read nothing more
         self._broken_off: BrokerError | None = None  # what the peer is told when we break off
         self._scope = trio.CancelScope()
-        self.name = name
         interval = broker.settings.server.heartbeat_interval
         self._life = PeerLife(transport, interval, silence=2 * interval)
+
+    @property
+    def name(self) -> str:
+        """How the log calls the peer."""
+        return self._requests.name
 
     def __str__(self) -> str:
         return self.name
@@ -225,7 +214,8 @@ class Session:
         """Carry out a request and answer it. Raises Answered if that was the last answer."""
         working_on(self, MessageType(frame.type).name, frame.properties.get("method", ""))
         try:
-            answer = await HANDLERS[frame.type](self, frame)
+            self._requests.is_first = self._events == 1
+            answer = await self._requests.carry_out(frame)
         except BrokerError as error:
             self._refuse(frame, error)
         except Exception:
@@ -233,6 +223,11 @@ class Session:
         else:
             if answer:
                 self._transport.send(answer)
+        if self._requests.ends:
+            self.drain(self._requests.ends)
+        if self._subscribing.wants_receipts and not self._looks_for_receipts:
+            self._looks_for_receipts = True
+            self._answers.start_soon(self._subscribing.receipts.run)
 
     def _refuse(self, frame: Frame, error: BrokerError) -> None:
         self._transport.send(refusal(frame.sequence_number, error))
@@ -243,72 +238,6 @@ class Session:
         """Log the exception that is being handled; returns what the peer is told about it."""
         log.exception("session with %s ended by a fault of ours", self.name)
         return Internal("internal error; the broker's log has the details")
-
-    # Requests
-
-    async def _hello(self, frame: Frame) -> bytes:
-        if self._events > 1:
-            raise BadRequest("HELLO must be the first frame of a connection")
-        if frame.properties.get("protocol") != PROTOCOL:
-            self.drain("we speak different protocols")
-            raise BadRequest(f"this broker speaks protocol {PROTOCOL}, not {frame.properties.get('protocol')}")
-        answer = {
-            "protocol": PROTOCOL,
-            "server": f"qb/{__version__}",
-            "heartbeat_interval": f"{self._broker.settings.server.heartbeat_interval:g}",
-            "max_message_size": str(self._broker.settings.server.max_message_size),
-        }
-        wanted = frame.properties.get("producer_id")
-        if wanted is not None:
-            answer |= await self._publishing.continue_as(wanted, frame.properties.get("producer_secret"))
-        self._publishing.answer_in_runs()
-        self._subscribing.fast = True
-        self._introduce(frame)
-        return success(frame, answer)
-
-    async def _heartbeat(self, frame: Frame) -> bytes:
-        if frame.sequence_number == PROBE:
-            return b""  # the answer to our own
-        return encode_frame(MessageType.HEARTBEAT, frame.sequence_number, now_ms())
-
-    async def _request(self, frame: Frame) -> bytes:
-        answer = await call(self._broker, frame.properties.get("method", ""), frame.body)
-        return success(frame, body=answer)
-
-    async def _create_topic(self, frame: Frame) -> bytes:
-        self._introduce(frame)
-        topic = await self._broker.topics.create(
-            **arguments_from_text(CreateTopicArguments, frame.properties).as_keywords()
-        )
-        return success(frame, {"topic": topic.topic, "partitions": str(topic.partitions)})
-
-    async def _create_subscription(self, frame: Frame) -> bytes:
-        wanted = arguments_from_text(CreateSubscriptionArguments, frame.properties)
-        given = {
-            name: frame.properties[name] for name in SubscriptionOptions.__struct_fields__ if name in frame.properties
-        }
-        options = msgspec.to_builtins(arguments_from_text(SubscriptionOptions, given))
-        made = await self._broker.subscriptions.create(
-            wanted.subscription_id, wanted.topic, wanted.start_offset, options
-        )
-        return success(frame, {"subscription_id": made["subscription_id"], "topic": made["topic"]})
-
-    async def _delete_subscription(self, frame: Frame) -> bytes:
-        await self._broker.subscriptions.delete(frame.properties.get("subscription_id", ""))
-        return success(frame)
-
-    async def _subscribe(self, frame: Frame) -> bytes:
-        self._introduce(frame)
-        wanted = arguments_from_text(SubscribeArguments, frame.properties)
-        joined = self._subscribing.join(wanted.subscription_id, self.name, wanted.window, wanted.announces)
-        if not self._subscribing.fast and not self._looks_for_receipts:
-            self._looks_for_receipts = True
-            self._answers.start_soon(self._subscribing.receipts.run)
-        return success(frame, joined)
-
-    async def _unsubscribe(self, frame: Frame) -> bytes:
-        self._subscribing.leave(frame.properties.get("subscription_id", ""))
-        return success(frame)
 
     def _settle(self, frame: Frame) -> Wait | None:
         """Carry out a SETTLE at once, since deliveries wait for it; returns the wait for the rest of a large one."""
@@ -330,46 +259,8 @@ class Session:
         except Exception:
             self._refuse(frame, self._own_fault())
 
-    async def _fetch(self, frame: Frame) -> bytes:
-        wanted = arguments_from_text(FetchArguments, frame.properties)
-        limits = FetchLimits(wanted.max_messages, wanted.max_bytes, wanted.max_wait, wanted.min_bytes, wanted.bulk)
-        chunk = await self._broker.fetch(
-            wanted.topic, wanted.partition, wanted.offset, limits, partial(self._turn_to_read, wanted.max_bytes)
-        )
-        state = {"offset": str(chunk.first_offset), "count": str(len(chunk.positions))}
-        index = marks_of(chunk) if wanted.bulk else index_of(chunk) if wanted.index else b""
-        frames = chunk.view
-        self._transport.send(success_head(frame, state, len(index) + len(frames)), index, frames)
-        return b""
-
-    @asynccontextmanager
-    async def _turn_to_read(self, size: int) -> AsyncIterator[None]:
-        """One fetch after another reads, once the peer has read the answers before it: no more is held for it."""
-        async with self._fetching:
-            await self._transport.wait_for_room(QUEUED_LIMIT)
-            async with self._transport.unread.reserved(size):
-                yield
-
-    def _introduce(self, frame: Frame) -> None:
-        client_id = frame.properties.get("client_id") or frame.properties.get("publisher_id")
-        if client_id:
-            self.name = f"{client_id[:80]} ({self.name.rpartition('(')[2].rstrip(')')})"
-
 
 def _may_take_long(request: Frame) -> bool:
     """Say whether the requests behind this one should not wait for it."""
     commits = request.type == MessageType.REQUEST and request.properties.get("method") in SLOW_METHODS
     return commits or request.type == MessageType.FETCH
-
-
-HANDLERS: dict[int, Callable[[Session, Frame], Awaitable[bytes]]] = {
-    MessageType.HELLO: Session._hello,
-    MessageType.HEARTBEAT: Session._heartbeat,
-    MessageType.REQUEST: Session._request,
-    MessageType.CREATE_TOPIC: Session._create_topic,
-    MessageType.FETCH: Session._fetch,
-    MessageType.CREATE_SUBSCRIPTION: Session._create_subscription,
-    MessageType.DELETE_SUBSCRIPTION: Session._delete_subscription,
-    MessageType.SUBSCRIBE: Session._subscribe,
-    MessageType.UNSUBSCRIBE: Session._unsubscribe,
-}

@@ -1,0 +1,158 @@
+"""Requests that have a type of frame of their own, one method each, and the answers to them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import msgspec
+import trio
+
+from qb.core.broker.fetching import FetchLimits, index_of, marks_of
+from qb.core.broker.message_broker import MessageBroker
+from qb.core.subscriptions.subscription_options import SubscriptionOptions
+from qb.core.wire.clock import now_ms
+from qb.core.wire.errors import BadRequest
+from qb.core.wire.frames import PROBE, Frame, MessageType, encode_frame
+from qb.core.wire.version import __version__
+from qb.doors.binary.joined_subscriptions import JoinedSubscriptions
+from qb.doors.binary.methods import (
+    CreateSubscriptionArguments,
+    CreateTopicArguments,
+    FetchArguments,
+    SubscribeArguments,
+    arguments_from_text,
+    call,
+)
+from qb.doors.binary.publish_runs import PublishRuns
+from qb.doors.binary.replies import success, success_head
+from qb.doors.transport import Transport
+
+PROTOCOL = "1"
+QUEUED_LIMIT = 1 << 20  # replies that a peer has not read: past this, its requests are not read either
+
+
+class FrameRequests:
+    """Carries out the requests of one peer."""
+
+    def __init__(
+        self,
+        broker: MessageBroker,
+        transport: Transport,
+        publishing: PublishRuns,
+        subscribing: JoinedSubscriptions,
+        name: str,
+    ) -> None:
+        self._broker = broker
+        self._transport = transport
+        self._publishing = publishing
+        self._subscribing = subscribing
+        self._fetching = trio.Lock()
+        self.name = name  # how the log calls the peer; from its first request with a client id on, by that
+        self.is_first = True  # is the frame that is carried out the first of its connection?
+        self.ends = ""  # why the session is to end after this answer
+
+    async def carry_out(self, frame: Frame) -> bytes:
+        """Return the answer, or nothing if it has been sent or there is none. Raises BrokerError."""
+        return await HANDLERS[frame.type](self, frame)
+
+    async def _hello(self, frame: Frame) -> bytes:
+        if not self.is_first:
+            raise BadRequest("HELLO must be the first frame of a connection")
+        if frame.properties.get("protocol") != PROTOCOL:
+            self.ends = "we speak different protocols"
+            raise BadRequest(f"this broker speaks protocol {PROTOCOL}, not {frame.properties.get('protocol')}")
+        answer = {
+            "protocol": PROTOCOL,
+            "server": f"qb/{__version__}",
+            "heartbeat_interval": f"{self._broker.settings.server.heartbeat_interval:g}",
+            "max_message_size": str(self._broker.settings.server.max_message_size),
+        }
+        wanted = frame.properties.get("producer_id")
+        if wanted is not None:
+            answer |= await self._publishing.continue_as(wanted, frame.properties.get("producer_secret"))
+        self._publishing.answer_in_runs()
+        self._subscribing.fast = True
+        self._introduce(frame)
+        return success(frame, answer)
+
+    async def _heartbeat(self, frame: Frame) -> bytes:
+        if frame.sequence_number == PROBE:
+            return b""  # the answer to our own
+        return encode_frame(MessageType.HEARTBEAT, frame.sequence_number, now_ms())
+
+    async def _request(self, frame: Frame) -> bytes:
+        answer = await call(self._broker, frame.properties.get("method", ""), frame.body)
+        return success(frame, body=answer)
+
+    async def _create_topic(self, frame: Frame) -> bytes:
+        self._introduce(frame)
+        topic = await self._broker.topics.create(
+            **arguments_from_text(CreateTopicArguments, frame.properties).as_keywords()
+        )
+        return success(frame, {"topic": topic.topic, "partitions": str(topic.partitions)})
+
+    async def _create_subscription(self, frame: Frame) -> bytes:
+        wanted = arguments_from_text(CreateSubscriptionArguments, frame.properties)
+        given = {
+            name: frame.properties[name] for name in SubscriptionOptions.__struct_fields__ if name in frame.properties
+        }
+        options = msgspec.to_builtins(arguments_from_text(SubscriptionOptions, given))
+        made = await self._broker.subscriptions.create(
+            wanted.subscription_id, wanted.topic, wanted.start_offset, options
+        )
+        return success(frame, {"subscription_id": made["subscription_id"], "topic": made["topic"]})
+
+    async def _delete_subscription(self, frame: Frame) -> bytes:
+        await self._broker.subscriptions.delete(frame.properties.get("subscription_id", ""))
+        return success(frame)
+
+    async def _subscribe(self, frame: Frame) -> bytes:
+        self._introduce(frame)
+        wanted = arguments_from_text(SubscribeArguments, frame.properties)
+        return success(
+            frame, self._subscribing.join(wanted.subscription_id, self.name, wanted.window, wanted.announces)
+        )
+
+    async def _unsubscribe(self, frame: Frame) -> bytes:
+        self._subscribing.leave(frame.properties.get("subscription_id", ""))
+        return success(frame)
+
+    async def _fetch(self, frame: Frame) -> bytes:
+        wanted = arguments_from_text(FetchArguments, frame.properties)
+        limits = FetchLimits(wanted.max_messages, wanted.max_bytes, wanted.max_wait, wanted.min_bytes, wanted.bulk)
+        chunk = await self._broker.fetch(
+            wanted.topic, wanted.partition, wanted.offset, limits, partial(self._turn_to_read, wanted.max_bytes)
+        )
+        state = {"offset": str(chunk.first_offset), "count": str(len(chunk.positions))}
+        index = marks_of(chunk) if wanted.bulk else index_of(chunk) if wanted.index else b""
+        frames = chunk.view
+        self._transport.send(success_head(frame, state, len(index) + len(frames)), index, frames)
+        return b""
+
+    @asynccontextmanager
+    async def _turn_to_read(self, size: int) -> AsyncIterator[None]:
+        """One fetch after another reads, once the peer has read the answers before it: no more is held for it."""
+        async with self._fetching:
+            await self._transport.wait_for_room(QUEUED_LIMIT)
+            async with self._transport.unread.reserved(size):
+                yield
+
+    def _introduce(self, frame: Frame) -> None:
+        client_id = frame.properties.get("client_id") or frame.properties.get("publisher_id")
+        if client_id:
+            self.name = f"{client_id[:80]} ({self.name.rpartition('(')[2].rstrip(')')})"
+
+
+HANDLERS: dict[int, Callable[[FrameRequests, Frame], Awaitable[bytes]]] = {
+    MessageType.HELLO: FrameRequests._hello,
+    MessageType.HEARTBEAT: FrameRequests._heartbeat,
+    MessageType.REQUEST: FrameRequests._request,
+    MessageType.CREATE_TOPIC: FrameRequests._create_topic,
+    MessageType.FETCH: FrameRequests._fetch,
+    MessageType.CREATE_SUBSCRIPTION: FrameRequests._create_subscription,
+    MessageType.DELETE_SUBSCRIPTION: FrameRequests._delete_subscription,
+    MessageType.SUBSCRIBE: FrameRequests._subscribe,
+    MessageType.UNSUBSCRIBE: FrameRequests._unsubscribe,
+}
