@@ -113,10 +113,12 @@ class Http11Protocol(H11Protocol):
 
 
 def check_framing(request: h11.Request) -> None:
-    """Refuse another version of HTTP, and a body whose end two programs may find in two places. Raises HttpError."""
+    """Refuse another protocol, and a body whose end two programs may find in two places. Raises HttpError."""
     if request.http_version not in VERSIONS:
         raise HttpError(505, "HTTP_VERSION", "this door speaks HTTP/1.1 only; there is no HTTP/2 here")
-    names = {name for name, _ in request.headers}
+    names = dict(request.headers)
+    if names.get(b"upgrade", b"").strip().lower() == b"websocket":
+        raise HttpError(403, "NO_WEBSOCKET", "this door has no WebSockets; messages are pushed as Server-Sent Events")
     if b"transfer-encoding" in names and (b"content-length" in names or request.http_version == b"1.0"):
         raise HttpError(
             400, "BAD_REQUEST", "the length of the body is given in two ways: send Content-Length or Transfer-Encoding"

@@ -107,3 +107,15 @@ async def test_a_peer_that_goes_in_the_middle_of_a_body_is_forgotten(a_broker):
         with trio.fail_after(20):
             while connect.broker.metrics.connections["http"]:
                 await trio.testing.wait_all_tasks_blocked(0.001)
+
+
+async def test_a_websocket_is_refused_and_its_connection_ends(a_broker):
+    async with a_broker() as connect:
+        upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+        key = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+        request = f"GET /topics HTTP/1.1\r\nhost: localhost\r\n{upgrade}{key}\r\n".encode()
+        head, _ = await converse(connect, request + b"x" * 1_000_000)
+        assert head.startswith(b"HTTP/1.1 403 ")
+        with trio.fail_after(10):
+            while connect.broker.metrics.connections["http"]:
+                await trio.testing.wait_all_tasks_blocked(0.001)
