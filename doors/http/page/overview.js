@@ -171,7 +171,7 @@ function groups() {
     empty: make("p", { class: "empty" }, "No consumer groups."),
     columns: [
       text("Group", (each) => each.group, "name"),
-      text("State", (each) => each.state),
+      text("State", (each) => (each.fault ? `${each.state}; ${each.fault}` : each.state)),
       number("Members", (each) => words.count(each.members)),
       number("Lag", (each) => words.count(each.lag)),
       built("Assignment", assignment, "state"),
