@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from qb.storage.files import PRIVATE_FILE, CannotOpen
@@ -37,8 +38,8 @@ class DirectoryLock:
             os.close(self._file)
             os.close(self._root)
             raise
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, b"%d\n" % os.getpid(), 0)
+        with suppress(OSError):  # a full disk, or the like: then the next process cannot name us
+            os.pwrite(self._file, b"%-10d\n" % os.getpid(), 0)  # always as long, so that it needs no more room
 
     def _lock_file(self) -> None:
         try:

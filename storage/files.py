@@ -48,11 +48,13 @@ def _datasync(fd: int) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Block until the directory's names are on stable storage. Raises OSError, or SyncFailed as datasync()."""
+    """Block until the directory's names are on stable storage. Raises OSError if there is no room, else SyncFailed."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
     except OSError as error:
+        if error.errno in NO_ROOM:
+            raise
         raise SyncFailed(error.errno, error.strerror) from error
     finally:
         os.close(fd)

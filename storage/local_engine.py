@@ -164,6 +164,7 @@ class LocalEngine:
                 notes.append(f"cleared an unfinished creation: {path.name}")
             else:
                 notes.append(f"finished the deletion of topic {topic!r}")
+                self._directories.clear(path)
                 if not self._directories.exists(topic):
                     self._metadata.write_now({_key(topic): None})
             self._directories.remove(path)
@@ -226,7 +227,13 @@ class LocalEngine:
 
     def _create_on_disk(self, topic: Topic) -> list[RecoveredLog]:
         self._directories.create(self._files, topic.topic, topic.partitions, topic.created_ms)
-        return self._recover_topic(topic)
+        parts = self._recover_topic(topic)
+        try:
+            _check_made(parts)
+        except OSError:
+            self._take_back(topic.topic, parts)
+            raise
+        return parts
 
     def _take_back(self, topic: str, parts: list[RecoveredLog]) -> None:
         """Delete what _create_on_disk() made; its descriptors go first, or a namesake would write to what is gone."""
@@ -256,7 +263,9 @@ class LocalEngine:
 
     def _grow_on_disk(self, topic: str, first: int, end: int) -> list[RecoveredLog]:
         self._directories.add(self._files, topic, first, end, self._clock())
-        return [recover(self._files, self._directories.partition(topic, number)) for number in range(first, end)]
+        parts = [recover(self._files, self._directories.partition(topic, number)) for number in range(first, end)]
+        _check_made(parts)
+        return parts
 
     async def delete_topic(self, topic: str) -> None:
         with trio.CancelScope(shield=True):
@@ -280,6 +289,7 @@ class LocalEngine:
         finally:
             for log in kept.logs:
                 log.forget()
+        await self._in_thread(self._directories.clear, hidden)  # first, so that a full disk has room for the rest
         await self.metadata.delete(_key(topic))
         await self._in_thread(self._directories.remove, hidden)
 
@@ -389,6 +399,14 @@ class LocalEngine:
         self._files.close()
         self._writers.close()
         self._lock.close()
+
+
+def _check_made(parts: Iterable[RecoveredLog]) -> None:
+    """Raises OSError if one of the logs that were just made cannot be used."""
+    for part in parts:
+        if part.damage is not None:
+            cause = part.damage.__cause__
+            raise OSError(cause.errno if isinstance(cause, OSError) else None, str(part.damage))
 
 
 def _key(topic: str) -> str:

@@ -70,8 +70,13 @@ class TopicDirectories:
         sync_directory(self._root)
         return hidden
 
+    def clear(self, hidden: Path) -> None:
+        """Free the space of what is no topic any more. Its directory stays: the deletion is unfinished."""
+        for path in list(hidden.iterdir()):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
     def remove(self, hidden: Path) -> None:
-        """Free the space of what is no topic any more."""
+        """Remove what is left."""
         shutil.rmtree(hidden)
 
     def unfinished(self) -> Iterator[tuple[Path, str | None]]:

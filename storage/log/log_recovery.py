@@ -15,7 +15,7 @@ import msgspec
 from qb.core.wire.errors import LogDamaged
 from qb.core.wire.frames import HEAD
 from qb.storage.clean_stop import NAME, LogEnd
-from qb.storage.files import OpenFiles, SyncFailed, datasync
+from qb.storage.files import NO_ROOM, OpenFiles, SyncFailed, datasync
 from qb.storage.log.producer_ranges import ProducerRanges
 from qb.storage.log.sealed_batches import DATA, SEAL, SEAL_HEAD, BadBatch, find_seal, walk
 from qb.storage.log.segment import Segment, add_to_index, reader
@@ -202,6 +202,16 @@ def _mend_index(found: RecoveredLog, segment: Segment, entries: bytes) -> None:
     if segment.index.matches(entries):
         segment.index.trust(segment.count)
     else:
-        segment.index.replace(entries)
+        _replace_index(segment, entries)
         found.rebuilt_indexes.append(segment.index_path)
     segment.index.believed = True
+
+
+def _replace_index(segment: Segment, entries: bytes) -> None:
+    """Write the index anew; on a full disk it stays in memory until there is room. Raises OSError."""
+    try:
+        segment.index.replace(entries)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        segment.index.append(entries)
