@@ -151,6 +151,10 @@ class AsyncBrokerClient(
 
         Returns:
             Its version, limits and counts.
+
+        Raises:
+            BrokerUnavailable: There is no broker; nothing was asked.
+            RequestTimedOut: The broker did not answer within `request_timeout` seconds.
         """
         info: dict[str, Any] = await self._request("server_info")
         return info
@@ -160,6 +164,10 @@ class AsyncBrokerClient(
 
         Returns:
             The seconds that it took.
+
+        Raises:
+            BrokerUnavailable: There is no broker; nothing was asked.
+            RequestTimedOut: The broker did not answer within `request_timeout` seconds.
         """
         started = now()
         await self._ask(self._conversation.ping)

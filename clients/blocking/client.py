@@ -150,6 +150,10 @@ class BrokerClient(PublishMethods, SubscriptionMethods, OffsetAndGroupMethods, T
 
         Returns:
             Its version, limits and counts.
+
+        Raises:
+            BrokerUnavailable: There is no broker; nothing was asked.
+            RequestTimedOut: The broker did not answer within `request_timeout` seconds.
         """
         info: dict[str, Any] = self._request("server_info")
         return info
@@ -159,6 +163,10 @@ class BrokerClient(PublishMethods, SubscriptionMethods, OffsetAndGroupMethods, T
 
         Returns:
             The seconds that it took.
+
+        Raises:
+            BrokerUnavailable: There is no broker; nothing was asked.
+            RequestTimedOut: The broker did not answer within `request_timeout` seconds.
         """
         started = now()
         self._ask(self._conversation.ping)

@@ -140,6 +140,9 @@ class Message(NamedTuple):
 
         Args:
             other: The other message.
+
+        Returns:
+            True if one push brought both.
         """
         return self.source is other.source
 

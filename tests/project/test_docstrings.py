@@ -13,12 +13,12 @@ import qb
 
 
 def public_members(kind: type) -> Iterator[tuple[str, Any]]:
-    """Yield what a class of ours offers, wherever in its family it is written."""
-    for family in kind.__mro__:
+    """Yield what a class of ours offers, wherever in its family it is written; what a subclass overrides comes last."""
+    for family in reversed(kind.__mro__):
         if family.__module__.partition(".")[0] == "qb":
             for name, member in vars(family).items():
                 if not name.startswith("_"):
-                    yield f"{kind.__name__}.{name}", member
+                    yield f"{kind.__name__}.{name}", getattr(member, "__func__", member)  # of a class or static method
 
 
 def exported() -> dict[str, Any]:
@@ -39,7 +39,7 @@ def parameters(thing: Callable[..., Any]) -> list[str]:
     """Return what a caller may pass."""
     if isinstance(thing, type) and issubclass(thing, BaseException) and thing.__init__ is Exception.__init__:
         return []
-    return [name for name in inspect.signature(thing).parameters if name not in ("self", "args", "kwargs")]
+    return [name for name in inspect.signature(thing).parameters if name not in ("self", "cls", "args", "kwargs")]
 
 
 def explained(docstring: str) -> set[str]:
@@ -62,6 +62,13 @@ def test_every_parameter_is_named_in_the_docstring(name: str) -> None:
     documents = [thing] if not isinstance(thing, type) else [each for each in thing.__mro__ if each.__doc__]
     named = {each for document in documents for each in explained(inspect.cleandoc(document.__doc__ or ""))}
     assert set(parameters(thing)) - named == set()
+
+
+@pytest.mark.parametrize("name", [name for name, thing in EXPORTED.items() if inspect.isfunction(thing)])
+def test_a_function_says_what_it_returns(name: str) -> None:
+    docstring = inspect.cleandoc(EXPORTED[name].__doc__ or "")
+    returned = inspect.signature(EXPORTED[name]).return_annotation
+    assert returned == "None" or re.match(r"Returns? ", docstring) or "\nReturns:\n" in docstring
 
 
 def test_only_names_in_args_and_attributes_count() -> None:

@@ -183,6 +183,10 @@ class AsyncOffsetAndGroupMethods(AsyncClientBase):
 
         Returns:
             A dict of topic, partition, offset and updated_ms for each partition.
+
+        Raises:
+            BrokerUnavailable: There is no broker; nothing was asked.
+            RequestTimedOut: The broker did not answer within `request_timeout` seconds.
         """
         committed: list[dict[str, Any]] = await self._request("committed_offsets", group=group_id, topic=topic)
         return committed
@@ -192,6 +196,10 @@ class AsyncOffsetAndGroupMethods(AsyncClientBase):
 
         Returns:
             The groups as the broker describes them.
+
+        Raises:
+            BrokerUnavailable: There is no broker; nothing was asked.
+            RequestTimedOut: The broker did not answer within `request_timeout` seconds.
         """
         groups: list[dict[str, Any]] = await self._request("list_groups")
         return groups

@@ -83,6 +83,10 @@ class AsyncTopicMethods(AsyncClientBase):
 
         Returns:
             The topics as the broker describes them.
+
+        Raises:
+            BrokerUnavailable: There is no broker; nothing was asked.
+            RequestTimedOut: The broker did not answer within `request_timeout` seconds.
         """
         topics: list[dict[str, Any]] = await self._request("list_topics")
         return topics

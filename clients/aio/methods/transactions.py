@@ -115,6 +115,10 @@ class AsyncTransactionMethods(AsyncTopicMethods):
 
         Returns:
             Both, and how many committed transactions the broker knows.
+
+        Raises:
+            BrokerUnavailable: There is no broker; nothing was asked.
+            RequestTimedOut: The broker did not answer within `request_timeout` seconds.
         """
         listed: dict[str, Any] = await self._insist(self._deadline(), "list_transactions")
         return listed

@@ -66,6 +66,10 @@ class SubscriptionAdminMethods(ClientBase):
 
         Returns:
             The subscriptions as the broker describes them.
+
+        Raises:
+            BrokerUnavailable: There is no broker; nothing was asked.
+            RequestTimedOut: The broker did not answer within `request_timeout` seconds.
         """
         subscriptions: list[dict[str, Any]] = self._request("list_subscriptions", topic=topic)
         return subscriptions

@@ -114,6 +114,10 @@ class TransactionMethods(TopicMethods):
 
         Returns:
             Both, and how many committed transactions the broker knows.
+
+        Raises:
+            BrokerUnavailable: There is no broker; nothing was asked.
+            RequestTimedOut: The broker did not answer within `request_timeout` seconds.
         """
         listed: dict[str, Any] = self._insist(self._deadline(), "list_transactions")
         return listed
