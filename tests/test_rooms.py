@@ -73,6 +73,10 @@ def test_there_is_no_cycle_between_layers() -> None:
     assert cycles(edges) == []
 
 
+def test_there_is_no_cycle_between_modules() -> None:
+    assert cycles(graph(by_module=True)) == []
+
+
 def test_a_cycle_is_found() -> None:
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 

@@ -10,7 +10,7 @@ from qb.clients.aio.link import AsyncLink
 from qb.clients.aio.methods.offsets_and_groups import AsyncOffsetAndGroupMethods
 from qb.clients.aio.methods.publishing import AsyncPublishMethods
 from qb.clients.aio.methods.subscriptions import AsyncSubscriptionMethods
-from qb.clients.aio.methods.transactions import AsyncTransactionMethods
+from qb.clients.aio.methods.transaction_block import AsyncTransactionMethods
 from qb.clients.aio.read_ahead import AsyncReadAhead
 from qb.clients.aio.subscribing.joined import AsyncClientSubscriptions
 from qb.clients.aio.waiting import now

@@ -11,7 +11,7 @@ from qb.clients.blocking.link import Link
 from qb.clients.blocking.methods.offsets_and_groups import OffsetAndGroupMethods
 from qb.clients.blocking.methods.publishing import PublishMethods
 from qb.clients.blocking.methods.subscriptions import SubscriptionMethods
-from qb.clients.blocking.methods.transactions import TransactionMethods
+from qb.clients.blocking.methods.transaction_block import TransactionMethods
 from qb.clients.blocking.read_ahead import ReadAhead
 from qb.clients.blocking.subscribing.joined import ClientSubscriptions
 from qb.clients.blocking.waiting import now

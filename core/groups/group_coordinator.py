@@ -1,8 +1,7 @@
 """All consumer groups: joining, heartbeats, rebalances, timeouts, and the fence before commits.
 
 docs/GROUPS.md is the contract. Nothing here waits or has a clock: `now` is in seconds on any clock that never goes
-back. Only groups that have members are kept. The owner calls tick() at next_deadline(). After every call,
-take_changed() names the members whose next heartbeat has a new answer.
+back. Only groups that have members are kept. The owner calls tick() at next_deadline().
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ class GroupCoordinator:
         self._counts = dict(counts or {})
         self._groups: dict[str, GroupMembership] = {}
         self._generation = last_generation  # of all groups: a group that comes back never gets a number again
-        self._changed: set[tuple[str, str]] = set()
 
     # Requests of members
 
@@ -97,7 +95,7 @@ class GroupCoordinator:
         known, caller = self._note_alive(group, member, generation, now)
         if generation == known.generation and not known.is_synced(caller):
             known.release(caller)
-            self._note_changed(known, known.grant())
+            known.grant()
         return self._standing(known, caller)
 
     def heartbeat(self, group: str, member: str, now: float, generation: int | None = None) -> MemberStanding:
@@ -162,11 +160,6 @@ class GroupCoordinator:
         if group in self._groups:
             raise GroupInUse(group, len(self._groups[group].members))
 
-    def take_changed(self) -> set[tuple[str, str]]:
-        """Return, once, every (group, member) whose standing differs from the last answer to it."""
-        changed, self._changed = self._changed, set()
-        return changed
-
     def names(self) -> KeysView[str]:
         """Return every group that has members."""
         return self._groups.keys()
@@ -204,21 +197,15 @@ class GroupCoordinator:
     def _drop(self, group: GroupMembership, members: Iterable[str], now: float) -> None:
         for member in members:
             group.drop(member)
-            self._changed.discard((group.name, member))
         self._rebalance(group, now)
 
     def _rebalance(self, group: GroupMembership, now: float) -> None:
         self._generation += 1
         group.rebalance(self._generation, self._counts, now)
-        self._note_changed(group, group.members)
         if not group.members:
             del self._groups[group.name]
 
-    def _note_changed(self, group: GroupMembership, members: Iterable[str]) -> None:
-        self._changed.update((group.name, member) for member in members)
-
     def _standing(self, group: GroupMembership, member: GroupMember) -> MemberStanding:
-        self._changed.discard((group.name, member.member))  # this answer tells it
         return MemberStanding(
             generation=group.generation,
             synced=member.synced,

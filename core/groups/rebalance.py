@@ -87,15 +87,12 @@ class GroupMembership:
         for each in [each for each, holder in self.holders.items() if holder == name and each not in kept]:
             del self.holders[each]
 
-    def grant(self) -> list[str]:
-        """Give what is free to the member whose share it is in, if that has synced; return those members."""
-        granted = []
+    def grant(self) -> None:
+        """Give what is free to the member whose share it is in, if that has synced."""
         for member in self.members.values():
-            free = [each for each in member.share if each not in self.holders] if self.is_synced(member) else []
-            if free:
+            if self.is_synced(member):
+                free = [each for each in member.share if each not in self.holders]
                 self.holders.update(dict.fromkeys(free, member.member))
-                granted.append(member.member)
-        return granted
 
     def is_synced(self, member: GroupMember) -> bool:
         return member.synced == self.generation

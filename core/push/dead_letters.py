@@ -16,7 +16,6 @@ from qb.core.pacing import portions
 from qb.core.wire.frames import MAX_PROPERTIES, RESERVED, Frame, decode_frame, encode_properties
 from qb.storage.engine import Metadata, PartitionLog
 
-PREFIX = "dead."
 READ_BYTES = 1 << 20
 _NUMBER = re.compile(r"[0-9]{1,18}\Z")
 

@@ -257,36 +257,6 @@ def test_a_timeout_out_of_bounds_is_refused_and_no_member_has_joined(groups, tim
     assert groups.get("g") is None
 
 
-# News
-
-
-def test_those_whose_standing_has_changed_are_to_be_told_and_the_caller_is_not(groups):
-    join(groups, "a")
-    settle(groups, "a")
-    assert groups.take_changed() == set()
-    joined = join(groups, "b")
-    assert groups.take_changed() == {("g", "a")}
-    groups.sync("g", "b", joined.generation, 0)
-    assert groups.take_changed() == set()
-    groups.sync("g", "a", joined.generation, 0)
-    assert groups.take_changed() == {("g", "b")}
-    assert groups.take_changed() == set()
-
-
-def test_a_member_that_asks_by_itself_is_not_told_again(groups):
-    join(groups, "a")
-    join(groups, "b")
-    groups.heartbeat("g", "a", 0)
-    assert groups.take_changed() == set()
-
-
-def test_members_that_are_out_are_not_notified(groups):
-    join(groups, "a", now=0)
-    join(groups, "b", now=5)
-    groups.tick(10)
-    assert groups.take_changed() == {("g", "b")}
-
-
 # The fence
 
 

@@ -54,7 +54,6 @@ class GroupsUnderChurn(RuleBasedStateMachine):
         self.consumers: dict[str, Consumer] = {}  # those that the broker should have as members
         self.former: list[Consumer] = []  # replaced by another of the same id
         self.generation = 0
-        self.news: set[tuple[str, str]] = set()
         for member in "ac":
             self.join(member, {"t", "u"}, session=10.0, longer=20.0, simple=False)
         self.all_members_do_their_part_and_the_group_settles()
@@ -86,7 +85,6 @@ class GroupsUnderChurn(RuleBasedStateMachine):
         consumer = Consumer(member, topics, session, rebalance, simple, self.now, told)
         consumer.mine = set(told.partitions)
         self.consumers[member] = consumer
-        self.news.discard(("g", member))
         assert simple or (told.rebalance, told.synced, told.partitions) == (True, 0, ())
         assert again or told.generation > self.generation
         self.note_rebalance(told.generation)
@@ -103,7 +101,6 @@ class GroupsUnderChurn(RuleBasedStateMachine):
 
     def answer(self, consumer: Consumer, told: MemberStanding, lost: bool) -> None:
         consumer.heard, consumer.unsure = self.now, lost
-        self.news.discard(("g", consumer.member))
         if not lost:
             self.hear(consumer, told)
 
@@ -268,14 +265,6 @@ class GroupsUnderChurn(RuleBasedStateMachine):
             self.groups.check_commit("g", consumer.member, consumer.told.synced, consumer.mine)
 
     # Always true
-
-    @invariant()
-    def members_that_would_learn_something_are_to_be_notified(self):
-        self.news |= self.groups.take_changed()
-        for each in self.living():
-            told, group = each.told, self.groups.get("g")
-            knows = (told.generation, told.partitions) == (group.generation, group.held(group.members[each.member]))
-            assert knows or each.unsure or ("g", each.member) in self.news
 
     @invariant()
     def a_holder_may_commit_its_partitions(self):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from qb.clients.aio.body_batches import Bodies, portions
 from qb.clients.aio.methods.stages import AsyncStage
+from qb.clients.aio.methods.transactions import AsyncTransactionRequests
 from qb.clients.aio.waiting import now, shielded
 from qb.clients.protocol.client_errors import QBError
 from qb.clients.protocol.partition_spread import PartitionSpread, SinglePartition, check_keys
@@ -20,9 +20,6 @@ from qb.clients.protocol.staged_messages import (
     unlearn,
 )
 from qb.core.wire.clock import now_ms
-
-if TYPE_CHECKING:
-    from qb.clients.aio.methods.transactions import AsyncTransactionMethods
 
 
 class AsyncTransaction:
@@ -38,7 +35,7 @@ class AsyncTransaction:
         number: Its number among those of the same name, or None.
     """
 
-    def __init__(self, client: AsyncTransactionMethods, transaction_id: str, number: int | None) -> None:
+    def __init__(self, client: AsyncTransactionRequests, transaction_id: str, number: int | None) -> None:
         self.transaction_id, self.number = transaction_id, number
         self.replayed = False
         self.receipt: TransactionReceipt | None = None
@@ -181,3 +178,28 @@ class AsyncTransaction:
             with shielded(), suppress(QBError):
                 about = self.transaction_id, self.number, [self._stage.stage_id]
                 await self._client._abort(*about, now() + ABORT_PATIENCE)
+
+
+class AsyncTransactionMethods(AsyncTransactionRequests):
+    """The part of AsyncBrokerClient that publishes whole transactions."""
+
+    def transaction(self, transaction_id: str, number: int | None = None) -> AsyncTransaction:
+        """Return a block of messages that become visible together at its end, once, however often it is run.
+
+        An exception in the block publishes nothing, and so does a cancellation. With numbers, every number up to the
+        last committed one of the same id counts as committed.
+
+        Args:
+            transaction_id: The name of the transaction: up to 200 characters of A-Z a-z 0-9 . _ -
+            number: Its number among those of the same name, or None.
+
+        Returns:
+            The block. Its end raises UnknownStage, UnknownTopic, DiskFull, … if the commit is refused, and
+            RequestTimedOut or ConnectionLost if its outcome is not known: then run the block again.
+
+        Example:
+            >>> async with client.transaction("invoices-11") as transaction:
+            ...     await transaction.publish("invoices", b"one")
+            ...     await transaction.publish("log", b"invoice one")
+        """
+        return AsyncTransaction(self, transaction_id, number)

@@ -1,4 +1,4 @@
-"""All that AsyncBrokerClient can do with transactions."""
+"""The requests about transactions that AsyncBrokerClient can make."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from qb.clients.aio.methods.stages import AsyncStage
 from qb.clients.aio.methods.topics import AsyncTopicMethods
-from qb.clients.aio.methods.transaction_block import AsyncTransaction
 from qb.clients.protocol.client_errors import BrokerUnavailable, ConnectionLost, QBError, ShuttingDown
 from qb.clients.protocol.conversation import answer_of
 from qb.clients.protocol.staged_messages import (
@@ -17,29 +16,8 @@ from qb.clients.protocol.staged_messages import (
 )
 
 
-class AsyncTransactionMethods(AsyncTopicMethods):
-    """The part of AsyncBrokerClient that publishes whole transactions."""
-
-    def transaction(self, transaction_id: str, number: int | None = None) -> AsyncTransaction:
-        """Return a block of messages that become visible together at its end, once, however often it is run.
-
-        An exception in the block publishes nothing, and so does a cancellation. With numbers, every number up to the
-        last committed one of the same id counts as committed.
-
-        Args:
-            transaction_id: The name of the transaction: up to 200 characters of A-Z a-z 0-9 . _ -
-            number: Its number among those of the same name, or None.
-
-        Returns:
-            The block. Its end raises UnknownStage, UnknownTopic, DiskFull, … if the commit is refused, and
-            RequestTimedOut or ConnectionLost if its outcome is not known: then run the block again.
-
-        Example:
-            >>> async with client.transaction("invoices-11") as transaction:
-            ...     await transaction.publish("invoices", b"one")
-            ...     await transaction.publish("log", b"invoice one")
-        """
-        return AsyncTransaction(self, transaction_id, number)
+class AsyncTransactionRequests(AsyncTopicMethods):
+    """The part of AsyncBrokerClient that begins, commits, ends and shows transactions."""
 
     async def begin_transaction(self, transaction_id: str, number: int | None = None) -> AsyncStage | None:
         """Open a stage for messages of a transaction. It may have several, of several clients; one of them commits.

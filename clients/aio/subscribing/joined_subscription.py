@@ -54,7 +54,7 @@ class AsyncJoinedSubscription(AsyncJoinedBase):
     ) -> None:
         super().__init__()
         self.subscription_id = plan.subscription_id
-        self._plan, self._link, self._conversation, self._background = plan, link, conversation, background
+        self._link, self._conversation, self._background = link, conversation, background
         self._sink, self._patience = sink, patience
         self._on_end = on_end  # called once, when it has left
         self._calls = AsyncHandlerCalls(plan)

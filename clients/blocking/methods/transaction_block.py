@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from qb.clients.blocking.body_batches import Bodies, portions
 from qb.clients.blocking.methods.stages import Stage
+from qb.clients.blocking.methods.transactions import TransactionRequests
 from qb.clients.blocking.waiting import now, shielded
 from qb.clients.protocol.client_errors import QBError
 from qb.clients.protocol.partition_spread import PartitionSpread, SinglePartition, check_keys
@@ -21,9 +21,6 @@ from qb.clients.protocol.staged_messages import (
     unlearn,
 )
 from qb.core.wire.clock import now_ms
-
-if TYPE_CHECKING:
-    from qb.clients.blocking.methods.transactions import TransactionMethods
 
 
 class Transaction:
@@ -39,7 +36,7 @@ class Transaction:
         number: Its number among those of the same name, or None.
     """
 
-    def __init__(self, client: TransactionMethods, transaction_id: str, number: int | None) -> None:
+    def __init__(self, client: TransactionRequests, transaction_id: str, number: int | None) -> None:
         self.transaction_id, self.number = transaction_id, number
         self.replayed = False
         self.receipt: TransactionReceipt | None = None
@@ -182,3 +179,28 @@ class Transaction:
             with shielded(), suppress(QBError):
                 about = self.transaction_id, self.number, [self._stage.stage_id]
                 self._client._abort(*about, now() + ABORT_PATIENCE)
+
+
+class TransactionMethods(TransactionRequests):
+    """The part of BrokerClient that publishes whole transactions."""
+
+    def transaction(self, transaction_id: str, number: int | None = None) -> Transaction:
+        """Return a block of messages that become visible together at its end, once, however often it is run.
+
+        An exception in the block publishes nothing. With numbers, every number up to the
+        last committed one of the same id counts as committed.
+
+        Args:
+            transaction_id: The name of the transaction: up to 200 characters of A-Z a-z 0-9 . _ -
+            number: Its number among those of the same name, or None.
+
+        Returns:
+            The block. Its end raises UnknownStage, UnknownTopic, DiskFull, … if the commit is refused, and
+            RequestTimedOut or ConnectionLost if its outcome is not known: then run the block again.
+
+        Example:
+            >>> with client.transaction("invoices-11") as transaction:
+            ...     transaction.publish("invoices", b"one")
+            ...     transaction.publish("log", b"invoice one")
+        """
+        return Transaction(self, transaction_id, number)

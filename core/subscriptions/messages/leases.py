@@ -10,14 +10,24 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from heapq import merge
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from qb.core.subscriptions.messages.deadlines import NEVER
 
-if TYPE_CHECKING:
-    from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
-
 _start = attrgetter("offsets.start")
+
+
+class LeaseHolder(Protocol):
+    """The subscriber of a lease, as far as those that find the lease ask for it."""
+
+    name: str
+    in_flight: int
+    reserved: bool
+    started: set[tuple[int, int]]
+
+    def release(self, lease: Lease, part: range) -> list[range]: ...
+
+    def split(self, lease: Lease, part: range) -> Lease: ...
 
 
 class Lease:
@@ -26,7 +36,7 @@ class Lease:
     __slots__ = ("_held", "attempt", "bits", "count", "due", "offsets", "partition", "recorded", "since", "subscriber")
 
     def __init__(
-        self, subscriber: JoinedSubscriber, partition: int, offsets: range, attempt: int, recorded: bool, since: float
+        self, subscriber: LeaseHolder, partition: int, offsets: range, attempt: int, recorded: bool, since: float
     ) -> None:
         self.subscriber = subscriber
         self.partition = partition
