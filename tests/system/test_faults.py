@@ -549,7 +549,7 @@ def test_a_data_directory_in_use_is_refused_by_name_and_its_holder_goes_on(two_t
 def test_a_data_directory_whose_holder_was_killed_is_free(two_topics):
     broker, _ = two_topics
     broker.kill()
-    assert (broker.data_dir / "lock").read_text() == f"{broker.process.pid}\n"
+    assert (broker.data_dir / "lock").read_text().strip() == str(broker.process.pid)
     broker.start()
     with Peer(broker.port) as peer:
         assert peer.bodies("a") == [b"before"]

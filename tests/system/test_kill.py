@@ -380,7 +380,7 @@ def kill_while_it_recovers(data_dir: Path) -> None:
     """Start a broker and kill it as soon as it owns the directory: then its recovery is under way."""
     command = server_command(data_dir)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        wait_until(lambda: (data_dir / "lock").read_text() == f"{process.pid}\n")
+        wait_until(lambda: (data_dir / "lock").read_text().strip() == str(process.pid))
         process.kill()
 
 

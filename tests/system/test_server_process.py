@@ -130,18 +130,18 @@ def test_a_signal_ends_it_with_goodbye_and_exit_code_0(broker, sent):
 
 
 # Programs that become the server, with a terminal of its own and without any
-OWN_TERMINAL = """
-import fcntl, os, pty, sys, termios
+DEFAULT = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # the tests may run under nohup
+IGNORED = DEFAULT.replace("SIG_DFL", "SIG_IGN")
+TERMINAL = """
+import fcntl, pty, termios
 master, slave = pty.openpty()
 os.set_inheritable(master, True)
 os.setsid()
 fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-NO_TERMINAL = "import os, sys; os.setsid(); os.execv(sys.argv[1], sys.argv[1:])"
-NOHUP = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); " + OWN_TERMINAL.strip().replace(
-    "\n", ";"
-)
+OWN_TERMINAL, NOHUP = DEFAULT + TERMINAL, IGNORED + TERMINAL
+NO_TERMINAL = DEFAULT + "; os.setsid(); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 def test_the_end_of_its_terminal_is_a_signal_to_finish_and_comes_as_often_as_it_likes(start_broker):
