@@ -17,7 +17,7 @@ from tests.support.brokers import ROOT as PROJECT
 
 SETUP = configparser.ConfigParser()
 SETUP.read(PROJECT / "setup.cfg")
-ROOMS = ("cli", "clients", "core", "doors", "pyspark_qb", "storage")
+ROOMS = ("cli", "clients", "core", "doors", "pyspark_qb", "storage", "testing")
 BOUNDED = {"hypercorn>=0.18,<0.19"}  # we use classes of it that are not documented
 REQUIREMENTS = {
     "install": SETUP["options"]["install_requires"].split(),
@@ -85,3 +85,5 @@ def test_the_installed_project_has_this_version_and_both_commands() -> None:
     commands = {each.name: each for each in installed.entry_points if each.group == "console_scripts"}
     assert {"qb", "qb-server"} == set(commands)
     assert all(callable(command.load()) for command in commands.values())
+    (plugin,) = [each for each in installed.entry_points if each.group == "pytest11"]
+    assert (plugin.name, plugin.value) == ("qb", "qb.testing.plugin")
