@@ -30,7 +30,7 @@ from qb.server import serve  # noqa: E402
 from qb.storage.local_engine import LocalEngine  # noqa: E402
 
 OURS = (str(PROJECT / "src"), *(str(PROJECT / room) for room in ("core", "storage", "doors")))
-REPEATS = 30  # the first calls build what later ones reuse; of all, the shortest trace counts
+REPEATS = 60  # the first calls build what later ones reuse; of all, the shortest trace counts
 
 Boundaries = list[tuple[str, str]]  # the file of the caller and of the called, in the order of the calls
 
