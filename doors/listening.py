@@ -131,7 +131,9 @@ class Peers:
         self._unread = OutputBudget(broker.settings.server.max_unread_bytes)
         self._briefs = brief_scopes()
         self._faults = Faults()
-        self._poll = SocketPoll(broker.engine.commit_step, self._budget.is_tight) if AVAILABLE else None
+        low_latency = broker.settings.server.low_latency
+        commit_step, is_tight = broker.engine.commit_step, self._budget.is_tight
+        self._poll = SocketPoll(commit_step, is_tight, low_latency) if AVAILABLE else None
 
     def __len__(self) -> int:
         return len(self._sessions)

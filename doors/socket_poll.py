@@ -22,8 +22,9 @@ TIGHT_BYTES = 16_384  # that are received of each while peers hold as much as th
 STEP_BYTES = 2_097_152  # received in one step; then others have their turn
 AVAILABLE = hasattr(select, "epoll")
 AT_ONCE = 256  # sockets that are read after one poll
-# Seconds within which a peer that publishes one message at a time is expected to send the next. After such a publish
-# the event loop does not sleep at once: waking it takes about as long as all of our own work on a lone publish.
+SERVED = 0.1  # seconds for which a peer that has spoken is being served: no sync of another one holds the event loop
+# Seconds within which a peer that publishes one message at a time is expected to send the next. With low latency the
+# event loop does not sleep at once after such a publish: waking it takes about as long as all our work on it.
 AWAKE = 0.0005
 LOOKS = 32  # polls while it is awake, between two turns of other tasks: they take about as long as a turn
 
@@ -49,14 +50,19 @@ class SocketPoll:
         self,
         commit_step: Callable[[bool], AbstractContextManager[PollStep | None]] = _apart,
         is_tight: Callable[[], bool] = lambda: False,
+        low_latency: bool = False,
     ) -> None:
-        """`commit_step` is entered around the calls of one step, with whether only one peer is ready.
+        """`commit_step` is entered around the calls of one step, with whether only one peer is being served.
 
-        `is_tight` says whether peers hold so much that little should be received of each.
+        `is_tight` says whether peers hold so much that little should be received of each. With `low_latency` the event
+        loop stays awake for the next message of a peer that publishes one at a time.
         """
         self._epoll = select.epoll()
         self._commit_step = commit_step
         self._is_tight = is_tight
+        self._low_latency = low_latency
+        self._speaker = -1  # the descriptor of the peer that spoke last
+        self._others_spoke = perf_counter()  # when another one did
         self._attended: dict[int, tuple[socket.socket, Take]] = {}
         self._behind: list[tuple[int, int]] = []  # ready when others had brought enough for a step
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
@@ -71,6 +77,11 @@ class SocketPoll:
         if self._attended.pop(sock.fileno(), None) is not None and not self._epoll.closed:
             self._epoll.unregister(sock)
 
+    def heard(self, number: int) -> None:
+        """The peer with this descriptor has spoken. A door that receives without this poll calls it itself."""
+        if number != self._speaker:
+            self._speaker, self._others_spoke = number, perf_counter()
+
     async def run(self) -> None:
         """Receive and hand over, until cancelled; then nothing can be added any more."""
         with self._epoll:
@@ -79,7 +90,7 @@ class SocketPoll:
                 await trio.lowlevel.wait_readable(self._epoll.fileno())
                 ready: Ready = self._epoll.poll(0, AT_ONCE)
                 near = perf_counter() - answered < AWAKE
-                while self._attend(ready):
+                while self._attend(ready) and self._low_latency:
                     answered = perf_counter()
                     if not near or not (ready := await self._next_before(answered + AWAKE)):
                         break
@@ -89,7 +100,9 @@ class SocketPoll:
         if self._behind:
             waiting, self._behind = self._behind, []
             ready = [*waiting, *(each for each in ready if each not in waiting)]
-        with self._commit_step(len(ready) == 1) as step:
+        for number, _ in ready[:2]:
+            self.heard(number)
+        with self._commit_step(perf_counter() - self._others_spoke > SERVED) as step:
             left = STEP_BYTES
             while ready and left > 0:
                 taken = self._take(ready, left)

@@ -84,6 +84,8 @@ class Transport:
             await trio.lowlevel.wait_readable(self._socket)
             size = receive_into(self._socket, buffer)
             if size is not None:
+                if self._poll is not None:
+                    self._poll.heard(self._socket.fileno())
                 return buffer[:size]
 
     async def peek(self, size: int) -> bytes:

@@ -325,7 +325,7 @@ class Engine(Protocol):
     def commit_step(self, idle: bool) -> AbstractContextManager[CommitStep]:
         """Let all appends inside the block share their log's next batch. Nothing may be awaited in it.
 
-        `idle`: the caller has nothing else to do, so that a short batch may be made durable at the end of the block.
+        `idle`: only one peer is being served, so that a short batch may be made durable at the end of the block.
         """
 
     async def create_topic(self, topic: Topic) -> Topic:

@@ -92,9 +92,9 @@ class LocalEngine:
         self._writers = WriterThreads("writer", WRITERS, self._completions)
         memory, reads = RecentMemory(settings.tail_bytes), LastReads(settings.tail_bytes // 4)
         self.measures = Measures()
-        self._commit_steps = CommitSteps(self._completions)
-        shared = self._files, self._writers, memory, reads, self.measures, self._commit_steps, self._completions
         pace = SyncPace()
+        self._commit_steps = CommitSteps(self._completions, pace)
+        shared = self._files, self._writers, memory, reads, self.measures, self._commit_steps, self._completions
         self._shared = LogContext(settings, clock, *shared, pace)
         self._metadata_log, self._notes, self._ends = found.log, found.notes, found.ends
         self._metadata = MetadataStore(found.log, found.entries, self._writers, self._completions, pace)

@@ -77,6 +77,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         float, Setting("QB_SHUTDOWN_GRACE", SECONDS.within(0), "time to finish what was received when told to stop")
     ] = 10.0
     log_level: Annotated[str, Setting("QB_LOG_LEVEL", LOG_LEVEL, "least severe line that is logged")] = "info"
+    low_latency: Annotated[
+        bool,
+        Setting("QB_LOW_LATENCY", BOOLEAN, "wait awake for the next publish of a lone peer; takes most of a core"),
+    ] = False
     auto_create_topics: Annotated[
         bool, Setting("QB_AUTO_CREATE_TOPICS", BOOLEAN, "make an unknown topic when it is published to")
     ] = False

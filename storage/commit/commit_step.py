@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from qb.storage.commit.completions import Completions
+from qb.storage.commit.sync_pace import SyncPace
 
 
 class Committer(Protocol):
@@ -20,14 +21,16 @@ class CommitSteps:
     The completions of the step are run at its end, when all its commits have begun.
     """
 
-    def __init__(self, completions: Completions) -> None:
+    def __init__(self, completions: Completions, pace: SyncPace) -> None:
         self._completions = completions
+        self._pace = pace
         self._open = self._idle = False
         self.at_once = False  # was all that the last step gave made durable at its end?
         self._waiting: dict[Committer, None] = {}
 
     def __call__(self, idle: bool) -> CommitSteps:
         self._idle = idle
+        self._pace.is_shared = not idle
         return self
 
     def __enter__(self) -> CommitSteps:

@@ -1,4 +1,4 @@
-"""Has the disk been quick lately?"""
+"""May a sync block the event loop? Has the disk been quick lately, and is only one peer being served?"""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ class SyncPace:
 
     def __init__(self) -> None:
         self._seconds = SLOW
+        self.is_shared = False  # are other peers being served beside the one that has just spoken?
 
     def note(self, sync_seconds: float) -> None:
         """A sync took so long."""
@@ -25,3 +26,8 @@ class SyncPace:
     def is_quick(self) -> bool:
         """Would a change of threads probably cost more than it is good for?"""
         return self._seconds < QUICK
+
+    @property
+    def may_hold_loop(self) -> bool:
+        """May a short sync run in the event loop? Then no other peer is served, and a thread would take longer."""
+        return self.is_quick and not self.is_shared

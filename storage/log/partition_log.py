@@ -195,7 +195,7 @@ class LocalLog:
         )
         pending = PendingBatch(waiting, commit)
         self._writing.append(pending)
-        if alone and not before and commit.is_short and shared.pace.is_quick:
+        if alone and not before and commit.is_short and shared.pace.may_hold_loop:
             self._committed(pending, result_of(commit.carry_out))
             return True
         slot = before.slot if before else None

@@ -128,7 +128,7 @@ class MetadataStore:
             return
         body = encode_changes(changes.items())
         commit = partial(self._log.commit, body, self._entries)
-        if len(writes) == 1 and self._pace.is_quick and self._log.is_short(body):
+        if len(writes) == 1 and self._pace.may_hold_loop and self._log.is_short(body):
             finished(result_of(commit))
         else:
             self._writers.submit(commit, finished)

@@ -55,7 +55,15 @@ async def until_quiet() -> None:
     await trio.testing.wait_all_tasks_blocked(0.01)
 
 
-async def test_all_that_are_ready_are_called_in_one_step_and_a_lone_one_is_called_so(nursery, pair):
+class Clock:
+    """Stands for perf_counter in the poll: the time goes on only when a test says so."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        patch.setattr(readiness, "perf_counter", lambda: self.now)
+
+
+async def test_all_that_are_ready_are_called_in_one_step(nursery, pair):
     steps = Steps()
     ready = SocketPoll(steps.commit_step)
     pairs = {name: pair() for name in ("a", "b", "c")}
@@ -72,7 +80,37 @@ async def test_all_that_are_ready_are_called_in_one_step_and_a_lone_one_is_calle
     ready.remove(pairs["a"][0])
     pairs["a"][1].send(b"x")
     await until_quiet()
-    assert [(idle, sorted(names)) for idle, names in steps.calls] == [(False, ["a", "b"]), (True, ["c"])]
+    assert [sorted(names) for _, names in steps.calls] == [["a", "b"], ["c"]]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_peer_is_alone_in_its_step_only_when_no_other_peer_has_spoken_lately(nursery, pair, monkeypatch):
+    clock, steps = Clock(monkeypatch), Steps()
+    ready = SocketPoll(steps.commit_step)
+    pairs = {name: pair() for name in ("a", "b", "http")}
+    for name in ("a", "b"):
+        ready.add(pairs[name][0], lambda data, name=name: steps.called(name))
+    ours = pairs["http"][0]
+    by_itself = Transport(ours, ready)  # a session that receives without the poll
+    nursery.start_soon(ready.run)
+
+    async def say(name: str, *, after: float) -> bool:
+        clock.now += after
+        pairs[name][1].send(b"x")
+        await until_quiet()
+        return steps.calls[-1][0]
+
+    long, soon = readiness.SERVED * 1.1, readiness.SERVED / 2
+    assert not await say("a", after=long), "a has just come"
+    assert await say("a", after=long)
+    assert await say("a", after=soon)
+    assert not await say("b", after=soon)
+    assert not await say("a", after=soon), "b is being served"
+    assert not await say("a", after=soon)
+    assert await say("a", after=soon + soon)
+    pairs["http"][1].send(b"x")
+    assert await by_itself.receive() == b"x"
+    assert not await say("a", after=soon)
     nursery.cancel_scope.cancel()
 
 
@@ -254,7 +292,9 @@ class Publisher:
         yield self
 
 
-async def test_after_a_lone_publish_that_came_soon_the_next_one_finds_us_awake(nursery, pair, monkeypatch):
+async def test_with_low_latency_the_next_publish_after_a_lone_one_that_came_soon_finds_us_awake(
+    nursery, pair, monkeypatch
+):
     monkeypatch.setattr(readiness, "AWAKE", 30.0)
     waits = 0
     real = trio.lowlevel.wait_readable
@@ -266,7 +306,7 @@ async def test_after_a_lone_publish_that_came_soon_the_next_one_finds_us_awake(n
 
     monkeypatch.setattr(trio.lowlevel, "wait_readable", wait_readable)
     publisher, (ours, theirs), others = Publisher(), pair(), 0
-    ready = SocketPoll(publisher.commit_step)
+    ready = SocketPoll(publisher.commit_step, low_latency=True)
     ready.add(ours, lambda data: None)
     nursery.start_soon(ready.run)
 
@@ -282,15 +322,18 @@ async def test_after_a_lone_publish_that_came_soon_the_next_one_finds_us_awake(n
         theirs.send(b"x")
         while len(publisher.steps) < number or others < before + 3:
             await trio.lowlevel.checkpoint()
-    assert publisher.steps == [True] * 5
+    assert len(publisher.steps) == 5
     assert waits <= 2, "it has not gone to sleep between them"
     nursery.cancel_scope.cancel()
 
 
-async def test_a_peer_that_comes_late_is_not_waited_for_awake(nursery, pair, monkeypatch):
-    monkeypatch.setattr(readiness, "AWAKE", 0.0)
+@pytest.mark.parametrize(("awake", "low_latency"), [(0.0, True), (3600.0, False)])
+async def test_a_peer_is_not_waited_for_awake_if_it_comes_late_or_without_low_latency(
+    nursery, pair, monkeypatch, awake, low_latency
+):
+    monkeypatch.setattr(readiness, "AWAKE", awake)
     publisher, (ours, theirs) = Publisher(), pair()
-    ready = SocketPoll(publisher.commit_step)
+    ready = SocketPoll(publisher.commit_step, low_latency=low_latency)
     ready.add(ours, lambda data: None)
     nursery.start_soon(ready.run)
     for number in range(1, 4):

@@ -225,7 +225,10 @@ class SimulatedPoll:
     """Stands for SocketPoll: what all sockets have brought is handed over in one step."""
 
     def __init__(
-        self, commit_step: Callable[[bool], AbstractContextManager[Any]], is_tight: Callable[[], bool]
+        self,
+        commit_step: Callable[[bool], AbstractContextManager[Any]],
+        is_tight: Callable[[], bool],
+        low_latency: bool,
     ) -> None:
         self._commit_step = commit_step
         self._is_tight = is_tight
@@ -239,6 +242,9 @@ class SimulatedPoll:
 
     def remove(self, sock: SimulatedSocket) -> None:
         self._attended.pop(sock, None)
+
+    def heard(self, number: int) -> None:
+        pass
 
     async def run(self) -> None:
         """Receive and hand over, until cancelled."""

@@ -144,6 +144,21 @@ async def test_a_short_commit_that_comes_alone_needs_no_thread_on_a_disk_that_ha
         assert here not in threads.seen[100:]
 
 
+async def test_while_another_peer_is_served_metadata_is_not_synced_by_the_event_loop_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as engine:
+        threads, here = Threads(monkeypatch), threading.get_ident()
+        for _ in range(100):
+            await publish_alone(engine, b"x")
+        for idle in (True, False):
+            threads.seen.clear()
+            with engine.commit_step(idle):
+                pass
+            await engine.metadata.put("a", {"idle": idle})
+            assert (threads.seen[-1] == here) is idle
+
+
 async def test_after_one_stall_of_the_disk_no_commit_holds_up_the_event_loop_until_it_is_trusted_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
