@@ -10,8 +10,9 @@ from qb.core.subscriptions.messages.cursor import Cursor
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.message_records import MessageRecord, MessageState
 from qb.core.subscriptions.push_decisions import DeadLetterDecision, Decision, PushDecision
+from qb.core.subscriptions.queues.key_order import KeyOrderedQueue
 from qb.core.subscriptions.subscription_state import MAX_WAITING, SubscriptionState
-from qb.core.wire.offset_runs import runs_of
+from qb.core.wire.offset_runs import marked, near_each_other, runs_of
 
 
 def decide(state: SubscriptionState, now: float) -> list[Decision]:
@@ -91,9 +92,16 @@ def _offer_ready(state: SubscriptionState, now: float, limit: int | None) -> lis
     for subscriber, record in islice(state.queue.assign(state.round_robin), limit):
         subscriber.assigned += 1
         assigned.setdefault(subscriber, []).append(record)
-    return [
+    deliveries = [
         deliver for subscriber, records in assigned.items() for deliver in _hand_over(state, subscriber, records, now)
     ]
+    if state.keyed is not None and not (limit and deliveries):
+        for subscriber, by_partition in state.keyed.pass_on(state.round_robin, limit).items():
+            for partition, offsets in by_partition.items():
+                offsets.sort()
+                state.pass_on(state.cursors[partition], offsets)
+                deliveries += _lease_scattered(state, subscriber, partition, offsets, now)
+    return deliveries
 
 
 def _hand_over(
@@ -127,11 +135,11 @@ def _offer_fresh(state: SubscriptionState, now: float, limit: int | None) -> lis
     room = state.round_robin.room() if limit is None else min(limit, state.round_robin.room())
     deliveries: list[PushDecision] = []
     state.rounds += room > 0
-    while state.fresh and room > 0:
+    while state.fresh and room > 0 and state.waiting < MAX_WAITING:
         for cursor, share in _shares(state, room):
-            count = min(share, room, cursor.end - cursor.next)
-            room -= count
-            deliveries += _lease_fresh(state, cursor, count, now)
+            leased = _lease_fresh(state, cursor, min(share, room, cursor.end - cursor.next), now)
+            room -= sum(each.size for each in leased)
+            deliveries += leased
     return deliveries
 
 
@@ -148,11 +156,39 @@ def _shares(state: SubscriptionState, room: int) -> list[tuple[Cursor, int]]:
 
 
 def _lease_fresh(state: SubscriptionState, cursor: Cursor, count: int, now: float) -> list[PushDecision]:
+    if state.keyed is not None:
+        return _lease_by_key(state, state.keyed, cursor, count, now)
     distributed = state.round_robin.distribute(cursor.next, count)
     state.move(cursor, cursor.next + count, cursor.end)
     for subscriber, run in distributed:
         state.lease(subscriber, cursor.partition, run, 1, recorded=False, now=now)
     return [PushDecision(subscriber.name, cursor.partition, (run,), 1) for subscriber, run in distributed]
+
+
+def _lease_by_key(
+    state: SubscriptionState, keyed: KeyOrderedQueue, cursor: Cursor, count: int, now: float
+) -> list[PushDecision]:
+    already = len(cursor.passed)
+    given = keyed.distribute(cursor, cursor.take_keys(count), state.round_robin)
+    state.waiting += len(cursor.passed) - already
+    state.move(cursor, cursor.next + count, cursor.end)
+    return [
+        deliver
+        for subscriber, offsets in given.items()
+        for deliver in _lease_scattered(state, subscriber, cursor.partition, offsets, now)
+    ]
+
+
+def _lease_scattered(
+    state: SubscriptionState, subscriber: JoinedSubscriber, partition: int, offsets: list[int], now: float
+) -> list[PushDecision]:
+    """Lease messages that were never delivered, in offset order: one lease for those that lie near each other."""
+    runs: list[range] = []
+    for near in near_each_other(offsets):
+        span, held = marked(near)
+        lease = state.lease(subscriber, partition, span, 1, recorded=False, now=now, held=held)
+        runs += lease.held()
+    return [PushDecision(subscriber.name, partition, tuple(runs), 1)]
 
 
 def room(state: SubscriptionState) -> int:

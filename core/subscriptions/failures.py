@@ -47,9 +47,8 @@ def expire(state: SubscriptionState, leases: list[Lease], now: float) -> None:
 
 def take_back_followers(state: SubscriptionState, record: MessageRecord) -> None:
     """Take later messages of the same key out of flight: they go out again after this one."""
-    for follower in state.queue.followers(record):
-        holder = state.subscribers[follower.holder]
-        for lease, part in holder.find(follower.partition, range(follower.offset, follower.offset + 1)):
+    for holder, offset in state.queue.followers(record):
+        for lease, part in holder.find(record.partition, range(offset, offset + 1)):
             for taken in state.take_back(lease, part):
                 state.make_ready(taken)
 

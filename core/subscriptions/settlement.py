@@ -43,6 +43,8 @@ def _settle_leased(state: SubscriptionState, cursor: Cursor, lease: Lease, part:
     if lease.recorded:
         for offset in chain.from_iterable(released):
             state.settle(cursor.leased[offset])
+    else:
+        state.settle_fresh(cursor, released)
     return released
 
 

@@ -36,13 +36,29 @@ class OpenRun(msgspec.Struct, frozen=True, array_like=True):
         return range(self.first, self.first + self.count * self.step, self.step)
 
 
-class PartitionSnapshot(msgspec.Struct, frozen=True):
+class KeyedMessages(msgspec.Struct, frozen=True, array_like=True):
+    """Messages of key_shared without a past of failures: a key for each offset."""
+
+    attempts: int
+    offsets: list[int]
+    keys: list[str | None]
+
+
+class PartitionSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     """Everything below `next` that is not open is settled."""
 
     partition: int
     start: int
     next: int
     open: list[OpenRun]
+    keyed: list[KeyedMessages] = []  # are open too
+
+    def runs(self) -> Iterator[OpenRun]:
+        """Yield all that is open."""
+        yield from self.open
+        for group in self.keyed:
+            for offset, key in zip(group.offsets, group.keys, strict=True):
+                yield OpenRun(offset, 1, 1, group.attempts, key=key)
 
 
 class SubscriptionSnapshot(msgspec.Struct, frozen=True):
@@ -64,7 +80,8 @@ class SubscriptionSnapshot(msgspec.Struct, frozen=True):
 
 def _without_past(partition: PartitionSnapshot) -> PartitionSnapshot:
     runs = [OpenRun(run.first, run.count, run.step, 0, key=run.key) for run in partition.open]
-    return PartitionSnapshot(partition.partition, partition.start, partition.next, runs)
+    keyed = [msgspec.structs.replace(group, attempts=0) for group in partition.keyed]
+    return PartitionSnapshot(partition.partition, partition.start, partition.next, runs, keyed)
 
 
 class SnapshotHead(msgspec.Struct, frozen=True):
@@ -126,13 +143,21 @@ def merged(
 
 
 def _partition(state: SubscriptionState, cursor: Cursor) -> PartitionSnapshot:
-    return PartitionSnapshot(cursor.partition, cursor.start, cursor.next, list(_open_runs(state, cursor)))
+    keyed = [] if state.keyed is None else list(_keyed_messages(cursor))
+    return PartitionSnapshot(cursor.partition, cursor.start, cursor.next, list(_open_runs(state, cursor)), keyed)
+
+
+def _keyed_messages(cursor: Cursor) -> Iterator[KeyedMessages]:
+    if cursor.keys:
+        yield KeyedMessages(1, list(cursor.keys), list(cursor.keys.values()))
+    if cursor.passed:
+        yield KeyedMessages(0, list(cursor.passed), list(cursor.passed.values()))
 
 
 def _open_runs(state: SubscriptionState, cursor: Cursor) -> Iterator[OpenRun]:
     for subscriber in state.subscribers.values():
         for lease in subscriber.leases(cursor.partition):
-            if not lease.recorded:
+            if not lease.recorded and state.keyed is None:
                 for run in lease.held():
                     yield OpenRun(run.start, len(run), run.step, lease.attempt)
 
@@ -156,7 +181,7 @@ def restore(name: str, snapshot: SubscriptionSnapshot, now: float, random: Rando
     deaths: dict[int, UnexplainedDeath] = {}
     for partition in snapshot.partitions:
         state.cursors[partition.partition].start = partition.start
-        for run in sorted(partition.open, key=lambda run: run.first):
+        for run in sorted(partition.runs(), key=lambda run: run.first):
             for offset in run.offsets:
                 _reopen(state, _record(partition.partition, offset, run, deaths), now)
     state.deaths = max(deaths, default=0)

@@ -163,11 +163,8 @@ class Subscription:
             raise BadRequest("only a key_shared subscription is offered keys")
         if not first <= cursor.end < first + len(keys):
             return
-        for offset in range(cursor.end, first + len(keys)):
-            record = MessageRecord(partition, offset, key=keys[offset - first])
-            state.keyed.admit(record)
-            state.make_ready(record)
-        state.move(cursor, first + len(keys), first + len(keys))
+        cursor.keys_at_hand += keys[cursor.end - first :]
+        state.move(cursor, cursor.next, first + len(keys))
 
     def advance(self, partition: int, first: int) -> None:
         """Retention has dropped everything below `first`: skip it. Raises BadRequest."""
@@ -175,6 +172,7 @@ class Subscription:
         self._state.forget(cursor, range(first))
         cursor.dropped = max(cursor.dropped, first)
         upcoming = max(cursor.next, first)
+        cursor.take_keys(upcoming - cursor.next)
         self._state.move(cursor, upcoming, max(cursor.end, upcoming))
 
     # Subscribers
@@ -263,7 +261,7 @@ class Subscription:
         """
         state, cursor = self._state, self._state.cursor(partition)
         leased = any(subscriber.holds(partition, offset) for subscriber in state.subscribers.values())
-        if leased or offset in cursor.waiting or not cursor.dropped <= offset < cursor.next:
+        if leased or offset in cursor.waiting or offset in cursor.passed or not cursor.dropped <= offset < cursor.next:
             return False
         record = MessageRecord(partition, offset, key=key)
         if state.keyed is not None:

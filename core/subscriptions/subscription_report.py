@@ -10,6 +10,8 @@ from qb.core.subscriptions.messages.cursor import Cursor
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.leases import Lease, LeaseIndex
 from qb.core.subscriptions.messages.message_records import MessageRecord, MessageState
+from qb.core.subscriptions.queues.key_order import KeyOrderedQueue
+from qb.core.subscriptions.queues.key_queue import KeyQueue
 from qb.core.subscriptions.subscription_state import MAX_WAITING, SubscriptionState
 
 LISTED = 5  # subscribers named in one sentence
@@ -72,7 +74,7 @@ def floor(state: SubscriptionState, cursor: Cursor) -> int:
     """Return the lowest offset that is not settled."""
     indexes = (subscriber.partitions().get(cursor.partition) for subscriber in state.subscribers.values())
     leased = (index.first for index in indexes if index is not None)
-    return min(min(cursor.waiting, default=cursor.next), *leased, cursor.next)
+    return min([cursor.next, *cursor.waiting, *cursor.passed, *leased])
 
 
 def describe(
@@ -123,8 +125,8 @@ def partitions(state: SubscriptionState, ends: Mapping[int, int]) -> Iterator[Pa
 
 
 def _partition(cursor: Cursor, end: int, leased: list[LeaseIndex]) -> PartitionReport:
-    in_flight, waiting = sum(index.count for index in leased), len(cursor.waiting)
-    lowest = min([cursor.next, *cursor.waiting, *(index.first for index in leased)])
+    in_flight, waiting = sum(index.count for index in leased), len(cursor.waiting) + len(cursor.passed)
+    lowest = min([cursor.next, *cursor.waiting, *cursor.passed, *(index.first for index in leased)])
     lag = max(0, end - cursor.next) + in_flight + waiting
     return PartitionReport(cursor.partition, lowest, cursor.next, end, lag, in_flight, waiting)
 
@@ -138,6 +140,8 @@ def explain(state: SubscriptionState, partition: int, offset: int, end: int, now
         return _in_flight(lease, offset, now)
     if record := cursor.waiting.get(offset):
         return _waiting(state, record, now)
+    if state.keyed is not None and offset in cursor.passed:
+        return f"waiting for its turn, never delivered; {_why_passed(state, state.keyed, cursor, offset, now)}"
     if offset < cursor.next:
         return _settled(cursor, offset, now)
     before = offset - cursor.next
@@ -180,10 +184,22 @@ def _why_not_ready(state: SubscriptionState, record: MessageRecord, now: float) 
     if state.keyed is None or record.key is None:
         return _why_not_sent(state, state.round_robin, now)
     queue = state.keyed.key_queue(record)
-    if before := queue.before(record):
+    if before := queue.recorded.before(record):
         return f"behind offset {before.offset} of partition {before.partition}, which has the same key {record.key!r}"
+    return _why_not_sent_by_owner(state, queue, now)
+
+
+def _why_passed(state: SubscriptionState, keyed: KeyOrderedQueue, cursor: Cursor, offset: int, now: float) -> str:
+    queue = keyed.queue_of(cursor.passed[offset])
+    before = queue.before_passed(cursor.partition, offset)
+    if before is not None:
+        return f"behind offset {before} of partition {cursor.partition}, which has the same key {queue.key!r}"
+    return _why_not_sent_by_owner(state, queue, now)
+
+
+def _why_not_sent_by_owner(state: SubscriptionState, queue: KeyQueue, now: float) -> str:
     if queue.owner is not None:
-        return f"key {record.key!r} belongs to {queue.owner.name}; {_why_not_sent(state, [queue.owner], now)}"
+        return f"key {queue.key!r} belongs to {queue.owner.name}; {_why_not_sent(state, [queue.owner], now)}"
     return _why_not_sent(state, state.round_robin, now)
 
 

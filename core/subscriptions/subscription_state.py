@@ -95,13 +95,22 @@ class SubscriptionState:
         self.changed.add(partition)
 
     def lease(
-        self, subscriber: JoinedSubscriber, partition: int, offsets: range, attempt: int, recorded: bool, now: float
-    ) -> None:
-        """Put a run in flight."""
-        lease = Lease(subscriber, partition, offsets, attempt, recorded, now)
+        self,
+        subscriber: JoinedSubscriber,
+        partition: int,
+        offsets: range,
+        attempt: int,
+        *,
+        recorded: bool,
+        now: float,
+        held: bytearray | None = None,
+    ) -> Lease:
+        """Put a run in flight; of its offsets, those with a 1 in `held`, or all."""
+        lease = Lease(subscriber, partition, offsets, attempt, recorded, now, held)
         subscriber.add(lease)
         self.deadlines.set(lease, now + self.options.ack_deadline)
         self.changed.add(partition)
+        return lease
 
     def release(self, lease: Lease, part: range) -> list[range]:
         """End the lease of some messages and return those that were held; the caller says where they are now."""
@@ -114,13 +123,26 @@ class SubscriptionState:
     def take_back(self, lease: Lease, part: range) -> list[MessageRecord]:
         """End the lease of some messages and return them with their records, in offset order."""
         released = self.release(lease, part)
-        leased = self.cursors[lease.partition].leased
+        cursor = self.cursors[lease.partition]
         records = []
         for offset in chain.from_iterable(released):
-            record = leased.pop(offset, None) or MessageRecord(lease.partition, offset, lease.attempt)
+            record = cursor.leased.pop(offset, None) or self._new_record(cursor, offset, lease.attempt)
             record.holder = lease.subscriber.name
             records.append(record)
         return records
+
+    def _new_record(self, cursor: Cursor, offset: int, attempts: int) -> MessageRecord:
+        record = MessageRecord(cursor.partition, offset, attempts)
+        if self.keyed is not None:
+            record.key = cursor.keys.pop(offset)
+            self.keyed.admit(record)
+        return record
+
+    def pass_on(self, cursor: Cursor, offsets: Iterable[int]) -> None:
+        """Note that messages that were passed over go out now; lease() follows."""
+        for offset in offsets:
+            cursor.keys[offset] = cursor.passed.pop(offset)
+            self.waiting -= 1
 
     def make_ready(self, record: MessageRecord) -> None:
         """Let a message go out as soon as there is a window, or an idle subscriber if it is to be alone."""
@@ -167,17 +189,33 @@ class SubscriptionState:
         self.queue.settled(record)
         self.changed.add(record.partition)
 
+    def settle_fresh(self, cursor: Cursor, released: Iterable[range]) -> None:
+        """Forget messages that have no record; the caller has ended their leases."""
+        if self.keyed is not None:
+            for offset in chain.from_iterable(released):
+                self.keyed.settled_fresh(cursor.partition, offset, cursor.keys.pop(offset))
+
     def forget(self, cursor: Cursor, offsets: range) -> None:
         """Settle whatever is open among these, in flight or waiting."""
         for subscriber in self.subscribers.values():
             for lease in list(subscriber.leases(cursor.partition)):
                 if part := intersect(lease.offsets, offsets):
-                    self.release(lease, part)
+                    released = self.release(lease, part)
+                    if not lease.recorded:
+                        self.settle_fresh(cursor, released)
         for record in [record for record in cursor.records() if record.offset in offsets]:
             self.settle(record)
+        self._forget_passed(cursor, offsets)
         self.dead_lettering = [
             d for d in self.dead_lettering if d.partition != cursor.partition or d.offset not in offsets
         ]
+
+    def _forget_passed(self, cursor: Cursor, offsets: range) -> None:
+        gone = [offset for offset in cursor.passed if offset in offsets]
+        if gone and self.keyed is not None:
+            self.keyed.drop_passed(cursor.partition, offsets, {cursor.passed.pop(offset) for offset in gone})
+            self.waiting -= len(gone)
+            self.changed.add(cursor.partition)
 
     def _wait(self, record: MessageRecord, to: MessageState) -> None:
         waiting = self.cursors[record.partition].waiting

@@ -155,7 +155,7 @@ def test_a_fork_keeps_the_keys() -> None:
     bench = keyed("aa", "x")
     bench.deliver()
     forked = bench.subscription.snapshot().forked()
-    assert [run.key for run in forked.partitions[0].open] == ["a"]
+    assert [(run.first, run.attempts, run.key) for run in forked.partitions[0].runs()] == [(0, 0, "a"), (1, 0, "a")]
 
 
 def test_it_is_offered_keys_and_nothing_else() -> None:
@@ -178,7 +178,7 @@ def test_a_failure_among_many_messages_of_one_key_does_not_look_at_all_of_them()
     count = 500
     bench = keyed("a" * count, "x", max_in_flight=count)
     bench.deliver()
-    queue = bench.subscription._state.keyed._keys["a"]  # type: ignore[union-attr]
+    queue = bench.subscription._state.keyed.queue_of("a").recorded  # type: ignore[union-attr]
     queue.open = CountedItems(queue.open)
     for offset in reversed(range(count)):
         assert bench.nack("x", offset, delay=60)

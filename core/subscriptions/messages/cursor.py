@@ -37,12 +37,21 @@ class Cursor:
         self.dropped = 0  # retention has removed what lies below
         self.waiting: dict[int, MessageRecord] = {}
         self.leased: dict[int, MessageRecord] = {}  # those in flight that have a record; the others are in leases alone
+        # In key_shared, the keys of messages without a record, by offset:
+        self.keys: dict[int, str | None] = {}  # those in flight
+        self.passed: dict[int, str] = {}  # those that were looked at and could not go out
+        self.keys_at_hand: list[str | None] = []  # the fresh ones from `next` to `end`
         self.settlements: deque[Settlement] = deque(maxlen=MAX_SETTLEMENTS)
 
     def records(self) -> Iterator[MessageRecord]:
         """Return every unsettled message that has a record."""
         yield from self.waiting.values()
         yield from self.leased.values()
+
+    def take_keys(self, count: int) -> list[str | None]:
+        """Return the keys of the next fresh messages, which are at hand no longer."""
+        taken, self.keys_at_hand = self.keys_at_hand[:count], self.keys_at_hand[count:]
+        return taken
 
     def settlement(self, offset: int) -> Settlement | None:
         """Return how a message was settled, if that is still remembered."""

@@ -36,18 +36,25 @@ class Lease:
     __slots__ = ("_held", "attempt", "bits", "count", "due", "offsets", "partition", "recorded", "since", "subscriber")
 
     def __init__(
-        self, subscriber: LeaseHolder, partition: int, offsets: range, attempt: int, recorded: bool, since: float
+        self,
+        subscriber: LeaseHolder,
+        partition: int,
+        offsets: range,
+        attempt: int,
+        recorded: bool,
+        since: float,
+        held: bytearray | None = None,
     ) -> None:
         self.subscriber = subscriber
         self.partition = partition
         self.offsets = offsets
-        self.count = len(offsets)  # messages that are held
+        self.count = len(offsets) if held is None else held.count(1)  # messages that are held
         self.attempt = attempt
         self.recorded = recorded  # does each message have a record?
         self.since = since
         self.due = since  # the deadline; set by Deadlines
         self.bits = 0  # of its length; set by LeaseIndex
-        self._held: bytearray | None = None  # a 1 for each offset that is held; None: all are
+        self._held = held  # a 1 for each offset that is held; None: all are
 
     def held(self, part: range | None = None) -> list[range]:
         """Return the messages that are held, of all or of a run out of its offsets, as runs in offset order."""

@@ -73,7 +73,7 @@ class RoundRobin:
         """Return the next subscriber that has room, moving the turn on; None if none has."""
         for index, subscriber in enumerate(self._ring):
             if subscriber.room > 0:
-                self._move_on(index + 1)
+                self.move_on(index + 1)
                 return subscriber
         return None
 
@@ -85,8 +85,9 @@ class RoundRobin:
         """Distribute fresh messages in turn, as far as there is room, moving the turn on."""
         members = self._ring
         distributed, upcoming = distribute([member.room for member in members], first, count)
-        self._move_on(upcoming)
+        self.move_on(upcoming)
         return [(members[index], run) for index, run in distributed]
 
-    def _move_on(self, count: int) -> None:
+    def move_on(self, count: int) -> None:
+        """Let so many subscribers have had their turn."""
         self._ring = self._ring[count:] + self._ring[:count]

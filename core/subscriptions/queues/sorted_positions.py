@@ -16,6 +16,9 @@ class SortedPositions:
     def __init__(self) -> None:
         self._positions: list[MessagePosition] = []
 
+    def __bool__(self) -> bool:
+        return bool(self._positions)
+
     def add(self, position: MessagePosition) -> None:
         """Add a position; one that is there is no error."""
         if not self._positions or self._positions[-1] < position:
@@ -28,6 +31,11 @@ class SortedPositions:
         at = bisect_left(self._positions, position)
         if at < len(self._positions) and self._positions[at] == position:
             del self._positions[at]
+
+    def has_any(self, partition: int) -> bool:
+        """Return whether there are positions of this partition."""
+        at = bisect_left(self._positions, (partition, 0))
+        return at < len(self._positions) and self._positions[at][0] == partition
 
     def first_before(self, position: MessagePosition) -> MessagePosition | None:
         """Return the first position of its partition, if that lies before it."""

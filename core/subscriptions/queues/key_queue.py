@@ -1,0 +1,151 @@
+"""The unsettled messages of one key: in flight, passed over, or back with a history."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
+from qb.core.subscriptions.messages.message_records import MessageRecord
+from qb.core.subscriptions.queues.shared_queue import ReadyHeap
+from qb.core.subscriptions.queues.sorted_positions import MessagePosition, SortedPositions
+
+
+def place_of(record: MessageRecord) -> MessagePosition:
+    """Return the position of a recorded message."""
+    return record.partition, record.offset
+
+
+class RecordedMessages:
+    """The messages of one key that have a record."""
+
+    __slots__ = ("_ready", "held", "open", "waiting")
+
+    def __init__(self) -> None:
+        self.open: dict[MessagePosition, MessageRecord] = {}  # in flight or waiting
+        self.waiting = SortedPositions()  # those that are not in flight
+        self.held = SortedPositions()  # of these, those that are not ready: later ones wait for them
+        self._ready = ReadyHeap()
+
+    def wait(self, record: MessageRecord, *, held: bool) -> None:
+        """Note that a message waits; ready, or held."""
+        self.waiting.add(place_of(record))
+        if held:
+            self.held.add(place_of(record))
+        else:
+            self.held.discard(place_of(record))
+            self._ready.push(record)
+
+    def stop_waiting(self, record: MessageRecord) -> None:
+        """Note that a message waits no longer."""
+        self.waiting.discard(place_of(record))
+        self.held.discard(place_of(record))
+
+    def head(self) -> MessageRecord | None:
+        """Return the message that may go out next, and keep it; None if none may."""
+        first = self._ready.first()
+        return None if first is None or self.blocker(first) else first
+
+    def blocker(self, record: MessageRecord) -> MessageRecord | None:
+        """Return the earlier message of its partition that holds this one back."""
+        before = self.held.first_before(place_of(record))
+        return None if before is None else self.open[before]
+
+    def before(self, record: MessageRecord) -> MessageRecord | None:
+        """Return the message behind which this ready one waits; None if it is the head."""
+        first = self._ready.first()
+        return self.blocker(record) if first is record else first
+
+    def pop(self) -> MessageRecord:
+        """Take out what head() has returned."""
+        return self._ready.pop()
+
+
+class KeyQueue:
+    """One key: its owner, and its unsettled messages.
+
+    Messages are delivered in offset order, so in each partition those with a record come before those passed over.
+    A recorded message without a key has a queue of its own, which is never bound.
+    """
+
+    __slots__ = ("_recorded", "key", "leased", "owner", "passed", "scheduled")
+
+    def __init__(self, key: str | None, owner: JoinedSubscriber | None = None) -> None:
+        self.key = key
+        self.owner = owner
+        self.leased = SortedPositions()  # in flight, with a record or without
+        self.passed: dict[int, deque[int]] = {}  # fresh ones that could not go out, by partition; no deque is empty
+        self.scheduled = False  # is it among the movable ones, or those that wait for room?
+        self._recorded: RecordedMessages | None = None
+
+    @property
+    def recorded(self) -> RecordedMessages:
+        """The messages that have a record."""
+        if self._recorded is None:
+            self._recorded = RecordedMessages()
+        return self._recorded
+
+    def has_waiting(self, partition: int) -> bool:
+        """Return whether something of the key has to go out before a fresh message of this partition."""
+        return partition in self.passed or self._is_blocked(partition)
+
+    @property
+    def empty(self) -> bool:
+        """True if all its messages are settled."""
+        return not (self.leased or self.passed or (self._recorded is not None and self._recorded.open))
+
+    def head(self) -> MessageRecord | None:
+        """Return the recorded message that may go out next, and keep it; None if none may."""
+        return None if self._recorded is None else self._recorded.head()
+
+    def wait(self, record: MessageRecord, *, held: bool) -> None:
+        """Note that a recorded message is not in flight; ready, or held."""
+        self.leased.discard(place_of(record))
+        self.recorded.wait(record, held=held)
+
+    def note_leased(self, record: MessageRecord) -> None:
+        """Note that a recorded message is in flight."""
+        self.recorded.stop_waiting(record)
+        self.leased.add(place_of(record))
+
+    def settle(self, record: MessageRecord) -> None:
+        """Forget a recorded message."""
+        self.leased.discard(place_of(record))
+        self.recorded.stop_waiting(record)
+        del self.recorded.open[place_of(record)]
+
+    def pass_over(self, partition: int, offset: int) -> None:
+        """Let a fresh message wait, behind all others of its partition."""
+        self.passed.setdefault(partition, deque()).append(offset)
+
+    def take_passed(self, most: int) -> list[MessagePosition]:
+        """Take out messages that were passed over and may go out now, at most so many."""
+        taken: list[MessagePosition] = []
+        for partition in [each for each in self.passed if not self._is_blocked(each)]:
+            offsets = self.passed[partition]
+            while offsets and len(taken) < most:
+                taken.append((partition, offsets.popleft()))
+            if not offsets:
+                del self.passed[partition]
+        return taken
+
+    def can_pass_on(self) -> bool:
+        """Return whether a message that was passed over may go out now."""
+        return any(not self._is_blocked(partition) for partition in self.passed)
+
+    def drop_passed(self, partition: int, offsets: range) -> None:
+        """Forget these messages of a partition that were passed over."""
+        if left := deque(offset for offset in self.passed.get(partition, ()) if offset not in offsets):
+            self.passed[partition] = left
+        else:
+            self.passed.pop(partition, None)
+
+    def before_passed(self, partition: int, offset: int) -> int | None:
+        """Return the offset of the message behind which one that was passed over waits; None if it is the first."""
+        recorded = self._recorded.waiting.first_before((partition, offset)) if self._recorded is not None else None
+        if recorded is not None:
+            return recorded[1]
+        first = self.passed[partition][0]
+        return first if first < offset else None
+
+    def _is_blocked(self, partition: int) -> bool:
+        return self._recorded is not None and self._recorded.waiting.has_any(partition)
