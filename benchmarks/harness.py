@@ -107,7 +107,7 @@ def report_latency(benchmark: str, case: str, seconds: Sequence[float], **more: 
 
 
 def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return the median of the rounds' own ratios: drift of the disk hits both sides of a round alike."""
+    """Return the median of the rounds' own ratios: drift of the disk hits both sides of a round equally."""
     return statistics.median([a / b for a, b in zip(ours, theirs, strict=True)])
 
 

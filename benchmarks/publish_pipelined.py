@@ -91,7 +91,7 @@ def _against_the_disk(client: BrokerClient, directory: Path, options: BenchmarkO
 
 
 def _mixed(count: int) -> list[bytes]:
-    """Return bodies of 100 bytes on the average, no two alike: nothing can be done by columns then."""
+    """Return bodies of 100 bytes on the average, all different: nothing can be done by columns then."""
     lengths = random.Random(1).choices(range(50, 151), k=count)
     whole = b"x" * max(lengths)
     return [whole[:length] for length in lengths]

@@ -1,4 +1,4 @@
-"""Places in a topic as people name them: an offset, `earliest`, `latest`, or a time."""
+"""Positions in a topic as people name them: an offset, `earliest`, `latest`, or a time."""
 
 from __future__ import annotations
 

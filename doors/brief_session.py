@@ -31,7 +31,7 @@ class BriefSession:
         refuse: Callable[[], bytes],
         others: BriefScopes,
     ) -> None:
-        """A request that begins with `urgent` is served; `refuse` returns what others are told."""
+        """A request that begins with `urgent` is served; `refuse` returns the answer to others."""
         self._transport = transport
         self._urgent = urgent
         self._serve = serve

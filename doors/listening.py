@@ -76,7 +76,7 @@ class Door(Protocol):
         """Return the session of a peer that has come."""
 
     def refuse(self, error: BrokerError) -> bytes:
-        """Return what a peer is told that may not come in."""
+        """Return the answer to a peer that may not come in."""
 
 
 class BinaryDoor:

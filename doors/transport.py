@@ -207,7 +207,7 @@ class Transport:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     def close(self) -> None:
-        """Close the socket; waiting tasks are told. A second time does nothing."""
+        """Close the socket; waiting tasks are notified. A second time does nothing."""
         self._lose()
         if self._socket.fileno() < 0:
             return

@@ -3,7 +3,7 @@
 How a door uses it (every transport has an `unfinished`):
 
 - It sets `transport.unfinished.refuse` to a function that takes a BrokerError. That function must let go of the bytes,
-  tell the peer the error, and end the connection. It may be called while another peer's bytes are handled.
+  answer the peer with the error, and end the connection. It may be called while another peer's bytes are handled.
 - Whenever it has taken apart what was received, it calls `transport.unfinished.hold(size, anew)`: `size` bytes wait for
   the rest; `anew` if something whole (a frame, a line, a request head) was taken since the last call, so that what
   waits is the beginning of another one. With `size` 0 nothing waits. A door that hands bytes on as they come holds 0.

@@ -1,4 +1,4 @@
-"""The proof of a clean stop: where logs ended, so that the next start can tell a cut end from a kill."""
+"""The proof of a clean stop: where logs ended, so that the next start can distinguish a cut end from a kill."""
 
 from __future__ import annotations
 

@@ -142,9 +142,9 @@ class PartitionLog(Protocol):
         """Move the visible end to the durable one, and go on moving it. Watchers are called after this step."""
 
     def append(self, run: AppendRun, done: Done) -> None:
-        """Take a run into the batch that is gathering. Does not block; `done` tells what became of it.
+        """Take a run into the batch that is gathering. Does not block; `done` gets the outcome.
 
-        Runs that follow each other in a batch, and whose `done` are equal, are told of in one call. `done` is never
+        Runs that follow each other in a batch, and whose `done` are equal, are answered by one call. `done` is never
         called inside append(), but when storage has finished its own step. Raises LogDamaged, LogPoisoned.
         """
 
@@ -237,13 +237,13 @@ class StageLog(Protocol):
         """Return when has_room."""
 
     def append(self, frame: bytes, where: Where, count: int, done: Settled) -> None:
-        """Take a STAGE frame whose body is `count` proved messages. Does not block; `done` tells what became of it.
+        """Take a STAGE frame whose body is `count` proved messages. Does not block; `done` gets the outcome.
 
         A failure takes back everything that is not durable. Raises `failure`.
         """
 
     def repeat(self, frame: bytes, where: Where, first: int, count: int, done: Settled) -> None:
-        """Take a STAGE frame again whose messages were all taken before. Does not block; `done` tells the outcome.
+        """Take a STAGE frame again whose messages were all taken before. Does not block; `done` gets the outcome.
 
         None: the same messages are durable under the same numbers. Else OutOfSequence, LogDamaged, Internal, or why
         what was taken could not be kept.
@@ -347,7 +347,7 @@ class Engine(Protocol):
         """Forget these durably and free their space; absent ones are no error. Appends under way are refused."""
 
     async def free_bytes(self) -> int:
-        """Return how much can still be stored, as far as the system can tell."""
+        """Return how much can still be stored, as far as the system knows."""
 
     async def run(self) -> None:
         """Write, sync, drop and prove until cancelled; when cancelled, first finish what append() was given."""

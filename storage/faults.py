@@ -43,7 +43,7 @@ class Fault:
 
 
 def in_words(error: Exception) -> str:
-    """Return what users are told: of a fault of ours no details."""
+    """Return the text for users: of a fault of ours no details."""
     if isinstance(error, BrokerError):
         return str(error)
     return f"internal error ({type(error).__name__}); the broker's log has the details"

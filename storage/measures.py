@@ -35,5 +35,5 @@ class Measures:
         self.commit_messages = Histogram(MESSAGES)
         self.commit_bytes = Histogram(BYTES)
         self.sync_seconds = Histogram(SECONDS)
-        self.ack_seconds = Histogram(SECONDS)  # of each run, from append() until its publisher is told
+        self.ack_seconds = Histogram(SECONDS)  # of each run, from append() until its publisher is answered
         self.failed_commits = 0

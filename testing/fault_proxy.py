@@ -89,7 +89,7 @@ class FaultProxy:
         source.close()  # the other direction closes its own
 
     def _keeps_acks(self, frames: bytes) -> bool:
-        """Tell whether no ack of a delivery shall be lost that is among these frames of a client."""
+        """Return whether no ack of a delivery shall be lost that is among these frames of a client."""
         with self._lock:
             if not self._acks_to_lose or not _acks_deliveries(frames):
                 return True

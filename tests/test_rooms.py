@@ -115,7 +115,7 @@ def test_a_class_name_stands_for_one_thing() -> None:
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef):
                 found[node.name].add(module)
-    twice = {name: places for name, places in found.items() if len(places - {REFUSALS}) > 1}
+    twice = {name: modules_of for name, modules_of in found.items() if len(modules_of - {REFUSALS}) > 1}
     assert twice == {}
 
 

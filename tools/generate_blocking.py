@@ -164,7 +164,7 @@ def ruff(source: str, *arguments: str) -> str:
 
 
 def main() -> int:
-    """Write the modules, or tell which of them are not what would be written."""
+    """Write the modules, or report which of them are not what would be written."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a module would change")
     check = parser.parse_args().check

@@ -17,7 +17,7 @@ from qb.cli.terminal.command import CommandFailed, UsageError
 
 PORTION_BYTES = 4 * 2**20
 LONGEST_LINE = 2**30
-PIPE_BYTES = 2**20  # as much as Linux lets anybody set; there lines gather while a portion is being published
+PIPE_BYTES = 2**20  # as much as Linux allows without privileges; lines gather there while a portion is being published
 
 
 def open_source(path: str | None) -> BufferedReader:

@@ -282,7 +282,7 @@ class ConsumerState:
         return held
 
     def leave(self) -> None:
-        """Commit what is handled (not what is in hand) and leave; `over` tells when that is done."""
+        """Commit what is handled (not what is in hand) and leave; `over` says when that is done."""
         self._leaving = True
         self.over = not self._joined
         self.assigned.stop_all()

@@ -1,4 +1,4 @@
-"""One stay in a subscription: messages in, what to tell the broker out.
+"""One stay in a subscription: messages in, what to send to the broker out.
 
 A worker takes a portion, handles it, and reports; settlements gather here until they are sent. What is sent
 and when is the rule for clients in docs/SUBSCRIPTIONS.md. Not safe to share between threads without a lock,
@@ -277,11 +277,11 @@ class Inbox:
         """How many messages can be taken that could not be before, because their key was in hand."""
         return len(self._key_order.freed) if self._key_order else 0
 
-    # What to tell the broker
+    # What to send to the broker
 
     @property
     def has_unsent(self) -> bool:
-        """Is there anything to tell the broker?"""
+        """Is there anything to send to the broker?"""
         return bool(self._bodies or self.unsent or self._started or self._extensions or self._extend_all)
 
     @property

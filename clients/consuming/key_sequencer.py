@@ -19,7 +19,7 @@ class KeyBarrier:
 
     def __init__(self, offset: int) -> None:
         self.offset = offset
-        self.number: int | None = None  # of the SETTLE that told the broker; None: not sent yet
+        self.number: int | None = None  # of the SETTLE that named it; None: not sent yet
 
     def stops(self, message: Message) -> bool:
         return message.offset > self.offset and (self.number is None or message.settled < self.number)

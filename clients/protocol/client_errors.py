@@ -111,7 +111,7 @@ class MessageTooLarge(RequestRefused):
 
 
 class OffsetOutOfRange(RequestRefused):
-    """The offset is not, or is no longer, in the log, which holds `first` up to `end` (None: not told)."""
+    """The offset is not, or is no longer, in the log, which holds `first` up to `end` (None: not said)."""
 
     first: int | None = None
     end: int | None = None
@@ -154,7 +154,7 @@ class ProducerFenced(RequestRefused):
 
 
 class OutOfSequence(RequestRefused):
-    """A retry came too late to tell, or its number was used for another message; or a stage misses a part."""
+    """A retry came too late to be compared, or its number was used for another message; or a stage misses a part."""
 
 
 class UnknownStage(RequestRefused):

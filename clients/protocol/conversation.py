@@ -116,7 +116,7 @@ class Conversation:
         window_numbers: int = WINDOW_NUMBERS,
         window_bytes: int = WINDOW_BYTES,
     ) -> None:
-        self.max_message_size = 2**32 - 1  # until the broker tells
+        self.max_message_size = 2**32 - 1  # until the broker says
         self.producer_id: int | None = None
         self._producer_secret: str | None = None  # older brokers give none
         self._client_id, self._idempotent = client_id, idempotent

@@ -123,7 +123,7 @@ class Message(NamedTuple):
         self.source.settler.nack(self, delay, reason)
 
     def extend(self, seconds: float) -> None:
-        """Hold it longer, even if this client can tell the broker nothing meanwhile.
+        """Hold it longer, even if this client cannot reach the broker meanwhile.
 
         Args:
             seconds: For how long at least, from now on.
@@ -136,7 +136,7 @@ class Message(NamedTuple):
         self.source.settler.extend(self, seconds)
 
     def came_with(self, other: Message) -> bool:
-        """Tell whether two messages are of one delivery. The same message delivered twice is two.
+        """Return whether two messages are of one delivery. The same message delivered twice is two.
 
         Args:
             other: The other message.

@@ -22,7 +22,7 @@ class PreparedFrames(PublishForm):
         self._data = data
 
     def frames(self, first_number: int, bodies: Sequence[bytes], type: int = MessageType.PUBLISH) -> Frames:
-        """Return the frames, numbered from `first_number` on; `bodies` only tells how many there are."""
+        """Return the frames, numbered from `first_number` on; `bodies` only says how many there are."""
         data, at, patch = bytearray(self._data), 0, TYPE_AND_SEQUENCE.pack_into
         rows = UniformFrames.at(data, 0, len(data)).sharing((0, 8)) if data else None
         if rows and rows.count == len(bodies):

@@ -1,4 +1,4 @@
-"""How long to wait before the next attempt to connect, and what to tell people meanwhile."""
+"""How long to wait before the next attempt to connect, and what to log meanwhile."""
 
 from __future__ import annotations
 

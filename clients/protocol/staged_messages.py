@@ -1,7 +1,7 @@
 """What a transaction is made of on the client's side.
 
 Messages become DATA frames, gathered for each partition (Draft); these are cut into what one STAGE frame carries
-(cut) and counted (StageBook); docs/TRANSACTIONS.md tells what the broker makes of them.
+(cut) and counted (StageBook); docs/TRANSACTIONS.md says what the broker makes of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Publishes and stagings that the broker has not answered yet, kept byte for byte.
 
 Many publishes travel as one batch, and are answered in any cut and, over several partitions, in any order. Each number
-is answered once: what a retry is told again changes nothing.
+is answered once: a second answer to a retry changes nothing.
 """
 
 from __future__ import annotations

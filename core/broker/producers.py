@@ -97,7 +97,7 @@ class Producer:
         return NumberVerdict(None, self._stored[index].first_number - number if index < len(self._stored) else None)
 
     def _too_old(self, number: int) -> OutOfSequence:
-        return OutOfSequence(f"publish number {number} is too old to tell; the newest is {self._highest}")
+        return OutOfSequence(f"publish number {number} is too old to be compared; the newest is {self._highest}")
 
     def remember(self, stored: NumberedRange) -> None:
         """Take note of numbers that were just given to a log."""

@@ -74,7 +74,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         int, Setting("QB_MAX_JSON_BYTES", SIZE.within(1024, 2**26), "bytes of one JSON text that is decoded as a whole")
     ] = 4 * 2**20
     shutdown_grace: Annotated[
-        float, Setting("QB_SHUTDOWN_GRACE", SECONDS.within(0), "time to finish what was received when told to stop")
+        float,
+        Setting("QB_SHUTDOWN_GRACE", SECONDS.within(0), "time to finish what was received when the broker is stopped"),
     ] = 10.0
     log_level: Annotated[str, Setting("QB_LOG_LEVEL", LOG_LEVEL, "least severe line that is logged")] = "info"
     low_latency: Annotated[

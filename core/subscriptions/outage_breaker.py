@@ -1,4 +1,4 @@
-"""Tells an outage from bad messages, and slows down to probes."""
+"""Distinguishes an outage from bad messages, and slows down to probes."""
 
 from __future__ import annotations
 

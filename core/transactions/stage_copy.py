@@ -33,7 +33,7 @@ READ_BYTES = 4_000_000  # of a stage at a time
 RUN_BYTES = 1_000_000  # numbered in one step of the event loop, and written as one batch
 IN_FLIGHT_BYTES = 8_000_000  # given to logs and not yet durable; past this, nothing more is read
 
-Append = Callable[[PartitionLog, AppendRun, Done], None]  # AppendService.append(): never raises, tells Done
+Append = Callable[[PartitionLog, AppendRun, Done], None]  # AppendService.append(): never raises, calls Done
 
 
 class CopyTarget:

@@ -38,7 +38,7 @@ class TransactionManager:
         self._commits = TransactionCommits(engine, append, self._opened, self._remembered)
         known = engine.stages().values()
         self._opened.open([stage.stage_id for stage in known if not self._remembered.is_over(stage)])
-        self.notes: list[str] = []  # what finish_all() has to tell the operator
+        self.notes: list[str] = []  # what finish_all() has for the operator
 
     async def finish_all(self) -> None:
         """Finish what was decided before the start; to be awaited while the engine runs, before doors are opened."""

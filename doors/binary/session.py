@@ -30,7 +30,7 @@ MAX_WAITING = 64  # fetches and commits of one peer; one more is waited for befo
 
 
 class SessionEnded(Exception):
-    """A request was refused in a way that the connection does not survive; the peer has been told."""
+    """A request was refused in a way that the connection does not survive; the peer has been answered."""
 
 
 class Session:
@@ -55,7 +55,7 @@ class Session:
         self._answered = Signal()
         self._reading = trio.CancelScope()
         self._goodbye = ""  # why we read nothing more
-        self._broken_off: BrokerError | None = None  # what the peer is told when we break off
+        self._broken_off: BrokerError | None = None  # the last answer when we break off
         self._scope = trio.CancelScope()
         interval = broker.settings.server.heartbeat_interval
         self._life = PeerLife(transport, interval, silence=2 * interval)
@@ -235,7 +235,7 @@ class Session:
             raise SessionEnded(str(error))
 
     def _own_fault(self) -> Internal:
-        """Log the exception that is being handled; returns what the peer is told about it."""
+        """Log the exception that is being handled; returns the answer to the peer."""
         log.exception("session with %s ended by a fault of ours", self.name)
         return Internal("internal error; the broker's log has the details")
 

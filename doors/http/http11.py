@@ -113,7 +113,7 @@ class Http11Protocol(H11Protocol):
 
 
 def check_framing(request: h11.Request) -> None:
-    """Refuse another protocol, and a body whose end two programs may find in two places. Raises HttpError."""
+    """Refuse another protocol, and a body on whose end two programs may disagree. Raises HttpError."""
     if request.http_version not in VERSIONS:
         raise HttpError(505, "HTTP_VERSION", "this door speaks HTTP/1.1 only; there is no HTTP/2 here")
     names = dict(request.headers)

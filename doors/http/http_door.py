@@ -53,7 +53,7 @@ class HttpDoor:
         return raw_response(*refusal(error))
 
     def drain(self) -> None:
-        """End what would go on: for all sessions, when the first one is told to."""
+        """End what would go on: for all sessions, when the first one ends."""
         if not self._drained:
             self._drained = True
             self.service.waits.end()
@@ -76,7 +76,7 @@ class HttpSession:
         self._scope = trio.CancelScope()
         self._life = PeerLife(peer.transport, door.heartbeat_interval)
         self._conversing = trio.CancelScope()
-        self._broken_off: bytes | None = None  # what the peer is told when we break off
+        self._broken_off: bytes | None = None  # the last answer when we break off
         peer.transport.unfinished.refuse = self._break_off
 
     async def run(self) -> None:

@@ -53,7 +53,7 @@ class JsonSession:
         self._scope = trio.CancelScope()
         idle = broker.settings.json.idle_timeout or inf
         self._life = PeerLife(transport, broker.settings.server.heartbeat_interval, silence=idle)
-        self._broken_off: BrokerError | None = None  # what the peer is told when we break off
+        self._broken_off: BrokerError | None = None  # the last answer when we break off
         self.name = name
         transport.has_emptied = self._methods.subscribing.has_room
         transport.unfinished.refuse = self._break_off

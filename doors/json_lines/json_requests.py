@@ -117,7 +117,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class _Opening(msgspec.Struct):
-    """As much of a line as tells what the rest has to be."""
+    """As much of a line as says what the rest has to be."""
 
     type: Text | None = None
 
@@ -178,7 +178,7 @@ def _decode(line: bytes, kind: type[S]) -> S:
 
 
 def _argument_error(text: str, kind: type[RequestLine], missing: str) -> str:
-    """Return msgspec's complaint in our words."""
+    """Return msgspec's error text in our words."""
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     at_fault = re.search(r" - at `\$\.(\w+)", text)
     if at_fault is None:

@@ -28,7 +28,7 @@ def dated(topics: DataFrame) -> DataFrame:
 
 
 def start(spark: SparkSession, arguments: Namespace) -> list[StreamingQuery]:
-    """Start the query. The directory's own log tells readers which files count, so that none counts twice."""
+    """Start the query. The directory's own log shows readers which files count, so that none counts twice."""
     topics = read_topics(spark, arguments, arguments.topic, "archive", maxRowsPerTrigger=arguments.rows_per_batch)
     writer = dated(topics).writeStream.format("parquet").partitionBy(*FOLDERS).trigger(**trigger(arguments))
     writer = writer.option("compression", "zstd").option("checkpointLocation", arguments.checkpoint)

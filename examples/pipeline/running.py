@@ -108,7 +108,7 @@ def follow(queries: Sequence[StreamingQuery]) -> None:
     """
     shown = dict.fromkeys(queries, -1)
     try:
-        with _told_to_stop() as stop:
+        with _stopped_by_signal() as stop:
             while not stop.wait(LOOK_EVERY):
                 running = [query for query in queries if query.isActive]  # asked before they are looked at
                 for query in queries:
@@ -124,7 +124,7 @@ def follow(queries: Sequence[StreamingQuery]) -> None:
 
 
 @contextmanager
-def _told_to_stop() -> Iterator[threading.Event]:
+def _stopped_by_signal() -> Iterator[threading.Event]:
     """An event that Ctrl-C and SIGTERM set."""
     stop, numbers = threading.Event(), (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
@@ -138,7 +138,7 @@ def _told_to_stop() -> Iterator[threading.Event]:
 def _show(query: StreamingQuery, last: int) -> int:
     """Print the batches after `last`; return the last one now."""
     for progress in [json.loads(each.json) for each in query.recentProgress]:
-        if progress["batchId"] > last and progress["numInputRows"]:  # without rows: Spark tells that it waits
+        if progress["batchId"] > last and progress["numInputRows"]:  # without rows: Spark reports that it waits
             last = progress["batchId"]
             print(line(progress), flush=True)
     return last

@@ -22,7 +22,7 @@ from qb.core.wire.frames import HEAD, OVERHEAD, MessageType
 # qb.core.wire.frames.HEAD for numpy; a test proves that they are the same
 HEADS = np.dtype([("total", ">u4"), ("type", ">u4"), ("offset", ">u8"), ("timestamp", ">u8"), ("properties", ">u4")])
 TIMESTAMP = pa.timestamp("us", tz="UTC")
-LAST_MS = np.iinfo(np.int64).max // 1000  # the latest time that a timestamp in microseconds can tell
+LAST_MS = np.iinfo(np.int64).max // 1000  # the latest time that a timestamp in microseconds can hold
 EVER = Bounds()
 
 

@@ -1,6 +1,6 @@
 """Every option of `format("qb")`, checked in one place.
 
-Spark hands options over as text and does not tell `topic` from `Topic`; an option that there is not would be ignored in
+Spark hands options over as text and takes `topic` for `Topic`; an option that there is not would be ignored in
 silence. So each is listed here with its kind, and anything else is refused by name.
 """
 

@@ -76,7 +76,7 @@ class BrokerLogs:
         return [BrokerSlice(range, *about) for range in ranges]
 
     def commit(self, group: str, positions: Positions) -> None:
-        """Tell the broker how far a group has come, for its tools to show."""
+        """Report to the broker how far a group has come, for its tools to show."""
         offsets = [(*partition, offset) for partition, offset in positions.items()]
         again_if_lost(lambda: self._client.commit_offsets(group, offsets))
 

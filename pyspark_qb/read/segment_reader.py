@@ -74,7 +74,7 @@ class SegmentReader:
                     yield chunk
                     position, offset = position + size, chunk.next_offset
             except (NotStored, BadBatch):
-                pass  # the index is wrong or the log is damaged: the walk tells
+                pass  # the index is wrong or the log is damaged: the walk finds out
         if offset < end:
             yield from self._walked(position, offset, start, end)
 

@@ -102,7 +102,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._logs.close()
 
     def _commit(self, positions: Positions) -> None:
-        """Tell the broker how far the query has come; it goes on if that fails."""
+        """Report to the broker how far the query has come; it goes on if that fails."""
         if positions == self._committed:
             return
         self._committed, group = positions, self._options.group_id or default_group(self._options)
@@ -115,7 +115,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._logs.extents(missing_ok=not self._options.fail_on_data_loss)
 
     def _check_loss(self, positions: Positions, extents: Mapping[TopicPartition, PartitionExtent]) -> None:
-        """Raises DataLost if a partition is gone, or was made anew; of messages that are gone the tasks tell."""
+        """Raises DataLost if a partition is gone, or was made anew; the tasks report messages that are gone."""
         for partition, offset in positions.items():
             extent = extents.get(partition)
             if self._options.fail_on_data_loss and (extent is None or extent.next < offset):

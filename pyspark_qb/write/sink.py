@@ -29,13 +29,13 @@ from qb.clients.protocol.staged_messages import ABORT_PATIENCE
 if TYPE_CHECKING:
     import pyarrow as pa
 
-QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # as Spark tells its tasks
+QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # as Spark names them to its tasks
 Messages = list[WriterCommitMessage | None]  # None: a task that failed
 
 
 @dataclass(frozen=True)
 class TaskDone(WriterCommitMessage):
-    """What a task tells the driver: the transaction, and what it staged for it."""
+    """What a task reports to the driver: the transaction, and what it staged for it."""
 
     transaction: str
     number: int | None

@@ -165,7 +165,7 @@ async def open_engine(settings: Settings, listening: Sequence[ListeningDoor]) ->
 
 
 def announce(settings: Settings, listening: Sequence[ListeningDoor], broker: MessageBroker) -> None:
-    """Tell the operator what runs where, and what the start found."""
+    """Log for the operator what runs where, and what the start found."""
     found = broker.engine.recovery
     for note in (*found.notes, *broker.transactions.notes):
         log.warning("%s", note)

@@ -65,7 +65,7 @@ def proof_key(path: Path) -> str:
 
 
 def torn_text(contents: MetadataContents) -> str:
-    """Return what an operator is told of a torn tail."""
+    """Return the note for the operator about a torn tail."""
     size = "1 byte" if contents.torn_bytes == 1 else f"{contents.torn_bytes} bytes"
     return (
         f"cut {size} off the end of {contents.path}: the last change was half written, or damaged later; "

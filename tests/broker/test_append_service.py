@@ -79,16 +79,16 @@ async def test_a_topic_that_is_missing_is_made_only_if_that_is_set(tmp_path):
 
 async def test_a_run_that_a_log_refuses_is_answered_and_never_raises(tmp_path):
     async with opened(tmp_path) as engine:
-        log, told = engine.log("t", 0), []
+        log, answers = engine.log("t", 0), []
         log.refuse(LogPoisoned("no more"))
         run = AppendRun(b"", (0,), 0)
 
         def done(runs, error, append_ms):
-            told.append((runs, type(error)))
-            return lambda: told.append("sent")
+            answers.append((runs, type(error)))
+            return lambda: answers.append("sent")
 
         service(engine).append(log, run, done)
-        assert told == [((run,), LogPoisoned), "sent"]
+        assert answers == [((run,), LogPoisoned), "sent"]
 
 
 BAD = {

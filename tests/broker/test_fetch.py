@@ -145,7 +145,7 @@ async def test_a_bad_fetch_is_refused_by_code(a_broker, properties, code):
         assert (await peer.ask(MessageType.FETCH, 9, **wanted)).properties["code"] == code
 
 
-async def test_offsets_are_told_and_found_by_time(a_broker):
+async def test_offsets_are_answered_and_found_by_time(a_broker):
     async with a_broker() as connect:
         peer = await filled(connect, 3)
         assert await peer.call("offsets", topic="a") == {"first": 0, "next": 3}

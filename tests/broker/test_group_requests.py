@@ -132,13 +132,13 @@ async def test_a_group_whose_timeouts_fail_says_so_until_they_work_again(a_broke
         async def fault():
             return (await peer.call("describe_group", group="g"))["fault"]
 
-        async def is_told():
+        async def is_notified():
             return "internal error (RuntimeError)" in (await fault() or "")
 
         async def is_well():
             return await fault() is None
 
-        await until_true(is_told)
+        await until_true(is_notified)
         broken.clear()
         await peer.call("join_group", group="h", member="m1", topics=["a"])  # all groups are looked at again
         await until_true(is_well)

@@ -90,10 +90,10 @@ def test_a_partition_moves_only_when_its_holder_has_synced(groups):
     joined = join(groups, "b")
     waits = groups.sync("g", "b", joined.generation, 0)
     assert (numbers(waits), waits.waiting) == ([], (("orders", 1), ("orders", 3)))
-    told = groups.heartbeat("g", "a", 0)
-    assert (told.rebalance, numbers(told)) == (True, [0, 2])
+    standing = groups.heartbeat("g", "a", 0)
+    assert (standing.rebalance, numbers(standing)) == (True, [0, 2])
     assert numbers(groups.heartbeat("g", "b", 0)) == []
-    assert numbers(groups.sync("g", "a", told.generation, 0)) == [0, 2]
+    assert numbers(groups.sync("g", "a", standing.generation, 0)) == [0, 2]
     assert numbers(groups.heartbeat("g", "b", 0)) == [1, 3]
 
 
@@ -118,7 +118,7 @@ def test_a_sync_that_was_overtaken_gives_nothing_up_and_says_so(groups):
     assert numbers(groups.heartbeat("g", "c", 0)) == [2]
 
 
-def test_a_lost_answer_to_sync_is_told_again_by_the_next_heartbeat(groups):
+def test_a_lost_answer_to_sync_is_repeated_by_the_next_heartbeat(groups):
     first = join(groups, "a")
     groups.sync("g", "a", first.generation, 0)
     second = join(groups, "b")
@@ -153,8 +153,8 @@ def test_added_partitions_are_a_rebalance_that_takes_nothing_away(groups):
     join(groups, "b")
     settle(groups, "a", "b")
     groups.partitions_changed("orders", 6, 0)
-    told = groups.heartbeat("g", "a", 0)
-    assert (told.rebalance, numbers(told)) == (True, [0, 2])
+    standing = groups.heartbeat("g", "a", 0)
+    assert (standing.rebalance, numbers(standing)) == (True, [0, 2])
     assert settle(groups, "a", "b") == {"a": [0, 2, 4], "b": [1, 3, 5]}
 
 
@@ -170,8 +170,8 @@ def test_a_deleted_topic_that_comes_back_is_taken_up_anew_and_not_gone_on_with(g
     settle(groups, "a")
     groups.topic_deleted("orders", 0)
     groups.partitions_changed("orders", 1, 0)
-    told = groups.heartbeat("g", "a", 0)
-    assert (told.rebalance, told.partitions) == (True, (("bills", 0), ("bills", 1)))
+    standing = groups.heartbeat("g", "a", 0)
+    assert (standing.rebalance, standing.partitions) == (True, (("bills", 0), ("bills", 1)))
     assert settle(groups, "a") == {"a": [0]}
 
 
@@ -279,15 +279,15 @@ def test_a_member_commits_before_it_gives_up_and_not_after(groups):
             groups.check_commit("g", "a", generation, [GroupPartition("orders", 1)])
 
 
-def test_a_member_is_told_what_to_commit_with_even_if_the_answer_to_its_sync_got_lost(groups):
+def test_a_member_learns_what_to_commit_with_even_if_the_answer_to_its_sync_got_lost(groups):
     first = join(groups, "a")
     groups.sync("g", "a", first.generation, 0)
     second = join(groups, "b")
     groups.sync("g", "a", second.generation, 0)  # and the answer is lost
     join(groups, "c")
-    told = groups.heartbeat("g", "a", 0, first.generation)
-    assert (told.rebalance, told.synced) == (True, second.generation)
-    groups.check_commit("g", "a", told.synced, [GroupPartition("orders", 2)])  # c is to have it
+    standing = groups.heartbeat("g", "a", 0, first.generation)
+    assert (standing.rebalance, standing.synced) == (True, second.generation)
+    groups.check_commit("g", "a", standing.synced, [GroupPartition("orders", 2)])  # c is to have it
 
 
 def test_one_partition_of_another_refuses_the_whole_commit(groups):
@@ -412,7 +412,7 @@ def test_there_is_a_limit_to_members_that_names_its_setting():
         join(groups, "c")
 
 
-def test_leaving_twice_is_told(groups):
+def test_leaving_twice_is_refused(groups):
     join(groups, "a")
     join(groups, "b")
     groups.leave("g", "a", 0)

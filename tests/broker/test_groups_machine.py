@@ -35,7 +35,7 @@ class Consumer:
     rebalance_timeout: float
     simple: bool
     heard: float
-    told: MemberStanding
+    standing: MemberStanding
     unsure: bool = False  # the last answer to it got lost
     unsynced_since: float = inf
     mine: set[GroupPartition] = field(default_factory=set)
@@ -76,18 +76,18 @@ class GroupsUnderChurn(RuleBasedStateMachine):
         if not topics:
             return
         before, rebalance = self.consumers.get(member), session + longer
-        told = self.groups.join(
+        standing = self.groups.join(
             "g", member, topics, self.now, session_timeout=session, rebalance_timeout=rebalance, simple=simple
         )
         again = before and before.simple and simple and before.topics == topics
         if before and not again:
             self.former.append(before)
-        consumer = Consumer(member, topics, session, rebalance, simple, self.now, told)
-        consumer.mine = set(told.partitions)
+        consumer = Consumer(member, topics, session, rebalance, simple, self.now, standing)
+        consumer.mine = set(standing.partitions)
         self.consumers[member] = consumer
-        assert simple or (told.rebalance, told.synced, told.partitions) == (True, 0, ())
-        assert again or told.generation > self.generation
-        self.note_rebalance(told.generation)
+        assert simple or (standing.rebalance, standing.synced, standing.partitions) == (True, 0, ())
+        assert again or standing.generation > self.generation
+        self.note_rebalance(standing.generation)
 
     @precondition(lambda self: self.living())
     @rule(data=st.data(), lost=RARELY)
@@ -96,26 +96,28 @@ class GroupsUnderChurn(RuleBasedStateMachine):
 
     def heartbeat(self, consumer: Consumer, lost: bool = False) -> None:
         member = consumer.member
-        told = self.groups.heartbeat("g", member, self.now, None if consumer.simple else consumer.told.generation)
-        self.answer(consumer, told, lost)
+        standing = self.groups.heartbeat(
+            "g", member, self.now, None if consumer.simple else consumer.standing.generation
+        )
+        self.answer(consumer, standing, lost)
 
-    def answer(self, consumer: Consumer, told: MemberStanding, lost: bool) -> None:
+    def answer(self, consumer: Consumer, standing: MemberStanding, lost: bool) -> None:
         consumer.heard, consumer.unsure = self.now, lost
         if not lost:
-            self.hear(consumer, told)
+            self.hear(consumer, standing)
 
-    def hear(self, consumer: Consumer, told: MemberStanding) -> None:
-        consumer.told = told
-        if not told.rebalance:
-            assert consumer.simple or consumer.mine <= set(told.partitions), "nothing is taken without a rebalance"
-            consumer.mine = set(told.partitions)
+    def hear(self, consumer: Consumer, standing: MemberStanding) -> None:
+        consumer.standing = standing
+        if not standing.rebalance:
+            assert consumer.simple or consumer.mine <= set(standing.partitions), "nothing is taken without a rebalance"
+            consumer.mine = set(standing.partitions)
 
     @precondition(lambda self: self.living())
     @rule(data=st.data())
     def a_consumer_does_its_part(self, data):
         consumer = data.draw(st.sampled_from(self.living()))
         self.heartbeat(consumer)
-        if consumer.told.rebalance:
+        if consumer.standing.rebalance:
             self.give_up_and_sync(consumer)
 
     @precondition(lambda self: self.asked_to_sync())
@@ -124,12 +126,12 @@ class GroupsUnderChurn(RuleBasedStateMachine):
         self.give_up_and_sync(data.draw(st.sampled_from(self.asked_to_sync())), lost)
 
     def give_up_and_sync(self, consumer: Consumer, lost: bool = False) -> None:
-        consumer.mine &= set(consumer.told.partitions)
-        told = self.groups.sync("g", consumer.member, consumer.told.generation, self.now)
-        assert told.rebalance == (consumer.told.generation < self.generation)
-        if not told.rebalance:
+        consumer.mine &= set(consumer.standing.partitions)
+        standing = self.groups.sync("g", consumer.member, consumer.standing.generation, self.now)
+        assert standing.rebalance == (consumer.standing.generation < self.generation)
+        if not standing.rebalance:
             consumer.unsynced_since = inf
-        self.answer(consumer, told, lost)
+        self.answer(consumer, standing, lost)
 
     @precondition(lambda self: len(self.living()) > 1)
     @rule(data=st.data())
@@ -150,8 +152,8 @@ class GroupsUnderChurn(RuleBasedStateMachine):
     def a_former_self_speaks(self, data):
         former = data.draw(st.sampled_from(self.former))
         if former.simple:
-            return  # it carries no generation and cannot be told from its successor
-        generation = former.told.generation
+            return  # it carries no generation and cannot be distinguished from its successor
+        generation = former.standing.generation
         for call in (
             lambda: self.groups.heartbeat("g", former.member, self.now, generation),
             lambda: self.groups.sync("g", former.member, generation, self.now),
@@ -168,7 +170,7 @@ class GroupsUnderChurn(RuleBasedStateMachine):
         partitions = consumer.mine if age else [data.draw(st.sampled_from(others))]
         if not consumer.unsure:
             with pytest.raises(StaleGeneration):
-                self.groups.check_commit("g", consumer.member, consumer.told.synced - age, partitions)
+                self.groups.check_commit("g", consumer.member, consumer.standing.synced - age, partitions)
 
     # What happens to them
 
@@ -211,8 +213,8 @@ class GroupsUnderChurn(RuleBasedStateMachine):
         held = {}
         for member, consumer in self.consumers.items():
             self.heartbeat(consumer)
-            assert not consumer.told.rebalance
-            assert consumer.told.waiting == ()
+            assert not consumer.standing.rebalance
+            assert consumer.standing.waiting == ()
             held |= dict.fromkeys(consumer.mine, member)
         assert held == self.expected()
 
@@ -222,7 +224,7 @@ class GroupsUnderChurn(RuleBasedStateMachine):
         return [each for _, each in sorted(self.consumers.items()) if not each.vanished]
 
     def asked_to_sync(self) -> list[Consumer]:
-        return [each for each in self.living() if each.told.rebalance]
+        return [each for each in self.living() if each.standing.rebalance]
 
     def held(self, consumer: Consumer) -> set[GroupPartition]:
         group = self.groups.get("g")
@@ -262,7 +264,7 @@ class GroupsUnderChurn(RuleBasedStateMachine):
 
     def can_commit_all_it_has(self, consumer: Consumer) -> None:
         if not consumer.simple and not consumer.unsure and consumer.mine:
-            self.groups.check_commit("g", consumer.member, consumer.told.synced, consumer.mine)
+            self.groups.check_commit("g", consumer.member, consumer.standing.synced, consumer.mine)
 
     # Always true
 

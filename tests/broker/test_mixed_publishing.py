@@ -52,7 +52,7 @@ def many_at_once(client: BrokerClient, name: str) -> dict[int, bytes]:
     return found
 
 
-def alike(client: BrokerClient, name: str) -> dict[int, bytes]:
+def uniform(client: BrokerClient, name: str) -> dict[int, bytes]:
     some = [b"%s %07d" % (name.encode(), number) for number in range(100_000)]
     return dict(zip(client.publish_many("t", some), some, strict=True))
 
@@ -69,7 +69,7 @@ def test_whatever_is_published_at_once_lies_where_the_receipts_say(start_broker:
     broker = start_broker(segment_bytes=20 * MIB)
     with BrokerClient(port=broker.port) as client:
         client.create_topic("t")
-        ways = {"lone-1": one_at_a_time, "many": many_at_once, "alike": alike, "lone-2": one_at_a_time}
+        ways = {"lone-1": one_at_a_time, "many": many_at_once, "uniform": uniform, "lone-2": one_at_a_time}
         publishers = [Publisher(broker.port, name, publish) for name, publish in ways.items()]
         for publisher in publishers:
             publisher.join()

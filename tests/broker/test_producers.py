@@ -107,16 +107,16 @@ def test_of_numbers_that_failed_only_those_of_their_log_are_new_again():
 
 
 def test_a_publish_sent_again_waits_for_the_first_attempt():
-    producer, log, told = Producer(1), a_log(end_offset=0), []
+    producer, log, answers = Producer(1), a_log(end_offset=0), []
     numbers = NumberedRange(1, 2, log, 0)
     producer.remember(numbers)
-    producer.when_settled(numbers, told.append)
-    assert told == []
+    producer.when_settled(numbers, answers.append)
+    assert answers == []
     log.durable_offset = 2
     producer.settled(numbers, None)
-    assert told == [None]
-    producer.when_settled(numbers, told.append)
-    assert told == [None, None]
+    assert answers == [None]
+    producer.when_settled(numbers, answers.append)
+    assert answers == [None, None]
 
 
 def test_a_newer_connection_fences_the_older_one_off():

@@ -35,8 +35,8 @@ async def test_a_basic_peer_creates_joins_and_gets_plain_data_frames(a_broker):
         await publisher.publish("a", b"next")
         assert (await again.receive()).body == b"next", "the cursor moved as frames were written"
         assert (await peer.ask(T.DELETE_SUBSCRIPTION, 6, subscription_id="s")).properties["status"] == "success"
-        told = await again.receive()
-        assert (told.type, told.properties["subscription_id"]) == (T.UNSUBSCRIBE, "s")
+        notice = await again.receive()
+        assert (notice.type, notice.properties["subscription_id"]) == (T.UNSUBSCRIBE, "s")
 
 
 async def test_a_basic_peer_that_stops_reading_costs_a_bounded_amount(a_broker):
@@ -213,14 +213,14 @@ async def test_a_malformed_settle_is_refused_and_changes_nothing(a_broker, body)
         assert (await publisher.call("describe_subscription", subscription_id="s"))["in_flight"] == 1
 
 
-async def test_deleting_a_topic_removes_its_subscriptions_and_tells_the_subscribers(a_broker):
+async def test_deleting_a_topic_removes_its_subscriptions_and_notifies_the_subscribers(a_broker):
     async with a_broker() as connect:
         publisher = await a_topic(connect)
         await publisher.call("create_subscription", subscription_id="s", topic="a")
         subscriber = await joined(connect)
         await publisher.call("delete_topic", topic="a")
-        told = await subscriber.receive()
-        assert (told.type, told.properties["subscription_id"]) == (T.UNSUBSCRIBE, "s")
+        notice = await subscriber.receive()
+        assert (notice.type, notice.properties["subscription_id"]) == (T.UNSUBSCRIBE, "s")
         assert await publisher.call("list_subscriptions") == []
 
 

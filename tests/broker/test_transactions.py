@@ -76,7 +76,7 @@ def full_disk(patch: pytest.MonkeyPatch, word: str) -> Iterator[list[int]]:
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Commits are told at the first failed try that they are unfinished."""
+    """Commits are answered at the first failed try: they are unfinished."""
     monkeypatch.setattr("qb.core.transactions.unfinished_transactions.PATIENCE", 0)
 
 
@@ -626,7 +626,7 @@ async def test_other_requests_of_the_peer_are_answered_while_its_commit_is_under
         assert (await peer.receive()).sequence_number == 1
 
 
-async def test_a_commit_under_way_is_answered_when_the_broker_is_told_to_stop(a_broker, monkeypatch):
+async def test_a_commit_under_way_is_answered_when_the_broker_is_stopped(a_broker, monkeypatch):
     answers = []
     async with a_broker() as connect:
         peer = await connect()

@@ -46,7 +46,7 @@ def test_a_member_joins_syncs_and_then_finds_out_where_to_begin() -> None:
 
 
 @pytest.mark.parametrize(("start", "position"), [("earliest", 3), ("latest", 10), (7, 7), (1, 3), (99, 10)])
-def test_a_new_group_begins_where_it_is_told(start: str | int, position: int) -> None:
+def test_a_new_group_begins_where_its_start_says(start: str | int, position: int) -> None:
     broker = Broker(partitions=1)
     broker.first[0] = 3
     assert joined(broker, start=start).assigned.get(AssignedPartition("t", 0)).position == position
@@ -156,7 +156,7 @@ def test_one_partition_that_cannot_be_committed_does_not_keep_the_others_from_it
     assert member.settle(7.0) == []
 
 
-def test_a_commit_refused_for_another_reason_is_told_to_who_waits_and_tried_again() -> None:
+def test_a_commit_refused_for_another_reason_is_raised_to_the_waiter_and_tried_again() -> None:
     broker = Broker(partitions=1)
     member = joined(broker)
     member.consume(0.0)
@@ -303,7 +303,7 @@ def test_a_heartbeat_that_is_answered_late_counts_from_when_it_was_sent() -> Non
 # Fetching
 
 
-def holdings_of(count: int) -> AssignedPartitions:
+def assigned_of(count: int) -> AssignedPartitions:
     assigned = AssignedPartitions()
     assigned.allow([AssignedPartition("t", number) for number in range(count)])
     for held in assigned:
@@ -320,7 +320,7 @@ def test_no_more_than_two_portions_of_a_partition_are_kept() -> None:
 
 
 def test_few_partitions_are_polled_long_and_many_take_turns() -> None:
-    few, many = holdings_of(3), holdings_of(100)
+    few, many = assigned_of(3), assigned_of(100)
     assert [few.fetch(held).max_wait for held in few.wanting(0.0)] == [LONG_POLL] * 3
     first = [many.fetch(held) for held in many.wanting(0.0)]
     assert {wanted.max_wait for wanted in first} == {SHORT_POLL}
@@ -333,7 +333,7 @@ def test_few_partitions_are_polled_long_and_many_take_turns() -> None:
 
 @pytest.mark.parametrize(("count", "size"), [(1, MAX_BYTES), (100, 32 * 2**20 // 200), (5_000, MIN_BYTES)])
 def test_many_partitions_share_the_memory(count: int, size: int) -> None:
-    assigned = holdings_of(count)
+    assigned = assigned_of(count)
     assert assigned.fetch(assigned.wanting(0.0)[0]).max_bytes == size
 
 

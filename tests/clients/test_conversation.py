@@ -465,7 +465,7 @@ def test_every_number_is_answered_once_however_acks_are_cut_ordered_and_repeated
 # A row of publishes
 
 
-def test_the_first_failure_by_index_is_the_one_that_is_told() -> None:
+def test_the_first_failure_by_index_is_the_one_that_is_raised() -> None:
     tally = PublishTally()
     one, two = UnackedBatch(1, 3, b""), UnackedBatch(4, 2, b"")
     tally.add(one)
@@ -605,7 +605,7 @@ def test_neighbouring_runs_become_one() -> None:
     assert len(Offsets([StoredRun(0, 2, 0, 5), StoredRun(3, 3, 0, 7)]).runs) == 2
 
 
-def test_no_more_batches_are_in_flight_than_the_broker_can_tell_apart() -> None:
+def test_no_more_batches_are_in_flight_than_the_broker_can_distinguish() -> None:
     window = UnackedPublishes(1000, 1000, max_batches=3)
     for number in range(1, 4):
         assert window.has_room(number)

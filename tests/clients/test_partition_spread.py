@@ -1,4 +1,4 @@
-"""Many bodies spread over many partitions: the same places as the broker would choose, in long runs."""
+"""Many bodies spread over many partitions: the partitions that the broker would choose, in long runs."""
 
 from __future__ import annotations
 

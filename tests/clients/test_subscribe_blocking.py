@@ -73,7 +73,7 @@ def test_the_backlog_comes_first_then_live_in_order(client: BrokerClient) -> Non
         client.publish_many("a", numbered(3000, 4000))
         assert collect.wait_for(4000) == numbered(0, 4000)
         assert {seen.attempt for seen in collect.seen} == {1}
-    assert lag(client) == 0, "leaving tells what is done"
+    assert lag(client) == 0, "leaving sends what is done"
 
 
 def test_a_handler_gets_the_whole_message(client: BrokerClient) -> None:
@@ -432,7 +432,7 @@ def test_a_subscription_of_its_own_starts_where_asked_and_is_deleted_when_it_end
     assert client.list_subscriptions() == []
 
 
-def test_places_and_positions(client: BrokerClient) -> None:
+def test_partitions_and_positions(client: BrokerClient) -> None:
     client.publish_many("a", numbered(0, 5))
     client.create_subscription("late", "a", "latest")
     client.create_subscription("early", "a", datetime.fromtimestamp(0))

@@ -88,7 +88,7 @@ class Stay:
         self.inbox.returned(portion)
 
     def settle(self) -> Any:
-        """Send what there is to tell, and return it."""
+        """Send what there is to send, and return it."""
         body = self.inbox.settle()
         self.number += 1
         self.inbox.sent(self.number)
@@ -192,13 +192,13 @@ def test_what_is_too_much_for_one_settle_goes_out_in_several_in_order() -> None:
     stay.deliver(squares)
     taken = stay.take_all()
     assert len(taken) == len(squares)
-    told = []
+    shown = []
     while words := stay.settle():
         assert len(words["acks"]) <= MAX_ENTRIES
-        told += [
+        shown += [
             offset for _, first, count, step in words["acks"] for offset in range(first, first + count * step, step)
         ]
-    assert told == squares
+    assert shown == squares
 
 
 def test_a_small_window_is_refilled_half_way() -> None:
@@ -210,7 +210,7 @@ def test_a_small_window_is_refilled_half_way() -> None:
     assert stay.inbox.full
 
 
-def test_what_is_done_is_told_while_the_rest_of_a_portion_is_in_hand() -> None:
+def test_what_is_done_is_sent_while_the_rest_of_a_portion_is_in_hand() -> None:
     stay = Stay()
     stay.deliver(range(5))
     portion = stay.take()
@@ -222,7 +222,7 @@ def test_what_is_done_is_told_while_the_rest_of_a_portion_is_in_hand() -> None:
     assert stay.settle() == {"acks": [[0, 3, 2, 1]]}
 
 
-def test_a_stopped_stay_takes_nothing_more_and_tells_what_is_done() -> None:
+def test_a_stopped_stay_takes_nothing_more_and_sends_what_is_done() -> None:
     stay = Stay()
     stay.deliver(range(5))
     portion = stay.take()
@@ -240,7 +240,7 @@ def test_a_stopped_stay_takes_nothing_more_and_tells_what_is_done() -> None:
     assert stay.settle() == {"acks": [[0, 0, 2, 1]]}
 
 
-def test_nothing_is_told_after_the_connection_was_lost() -> None:
+def test_nothing_is_sent_after_the_connection_was_lost() -> None:
     stay = Stay()
     stay.deliver(range(5))
     portion = stay.take()
@@ -299,7 +299,7 @@ def test_a_batch_handler_gets_lists_and_its_exception_nacks_them_all() -> None:
     assert offsets(stay.take()) == [1]
 
 
-def test_a_handler_that_returns_a_coroutine_is_told_so() -> None:
+def test_a_handler_that_returns_a_coroutine_fails_with_a_reason() -> None:
     stay = Stay()
     stay.deliver([1])
 
@@ -570,7 +570,7 @@ def test_what_follows_a_failed_message_of_its_key_is_dropped_until_the_broker_kn
     assert offsets(portion)[portion.done :] == [3, 5]
     stay.finish(portion)
     stay.deliver([6, 7], keys=list("ab"))
-    assert stay.take_all() == [7], "not told yet"
+    assert stay.take_all() == [7], "not sent yet"
     assert stay.settle() == {"acks": [[0, 0, 2, 1], [0, 3, 3, 2]], "nacks": [[0, 2, None, "bad"]]}
     stay.deliver([8, 9], keys=list("ab"), settled=stay.number - 1)
     assert stay.take_all() == [9], "the broker had not seen the failure"

@@ -30,7 +30,7 @@ from tests.support.scripted_broker import Plan, ScriptedBroker
 
 pytestmark = pytest.mark.timeout(50)
 
-PLACES = [(topic, partition) for topic in ("debits", "credits") for partition in range(4)]
+PARTITIONS = [(topic, partition) for topic in ("debits", "credits") for partition in range(4)]
 RECEIPT = {
     "transaction": "t-1",
     "number": None,
@@ -189,7 +189,7 @@ async def test_a_call_that_was_cancelled_midway_spoils_the_stage() -> None:
 
 @pytest.fixture
 async def client(shared: BrokerProcess) -> AsyncIterator[AsyncBrokerClient]:
-    """A client of a broker that has the topics of PLACES, empty."""
+    """A client of a broker that has the topics of PARTITIONS, empty."""
     async with AsyncBrokerClient(port=shared.port) as client:
         await make_topics(client)
         yield client
@@ -204,7 +204,7 @@ async def make_topics(client: AsyncBrokerClient) -> None:
 
 async def all_bodies(client: AsyncBrokerClient) -> list[bytes]:
     found: list[bytes] = []
-    for place in PLACES:
+    for place in PARTITIONS:
         offset = 0
         while portion := await client.fetch(*place, offset, max_messages=100_000, max_bytes=16 << 20):
             found, offset = found + [message.body for message in portion], portion.next_offset
@@ -212,7 +212,7 @@ async def all_bodies(client: AsyncBrokerClient) -> list[bytes]:
 
 
 async def ends(client: AsyncBrokerClient) -> list[int]:
-    return [(await client.offsets(*place)).next for place in PLACES]
+    return [(await client.offsets(*place)).next for place in PARTITIONS]
 
 
 async def test_nothing_is_seen_before_the_end_of_the_block_and_everything_after_it(client: AsyncBrokerClient) -> None:
@@ -225,7 +225,7 @@ async def test_nothing_is_seen_before_the_end_of_the_block_and_everything_after_
 
     async with await client.create_and_subscribe("watch", "credits", take):
         async with client.transaction("whole", 1) as tx:
-            for topic, partition in PLACES:
+            for topic, partition in PARTITIONS:
                 await tx.publish(topic, b"%d" % partition, partition, key="k", colour="red")
                 await tx.publish_many(topic, [bytes(100_000)] * 12, partition)
             assert await ends(client) == [0] * 8

@@ -405,12 +405,12 @@ def test_a_client_that_is_disconnected_does_not_come_back_by_itself() -> None:
 
 # Against a real broker
 
-PLACES = [(topic, partition) for topic in ("debits", "credits") for partition in range(4)]
+PARTITIONS = [(topic, partition) for topic in ("debits", "credits") for partition in range(4)]
 
 
 @pytest.fixture
 def client(shared: BrokerProcess) -> Iterator[BrokerClient]:
-    """A client of a broker that has the topics of PLACES, empty."""
+    """A client of a broker that has the topics of PARTITIONS, empty."""
     with BrokerClient(port=shared.port) as client:
         make_topics(client)
         yield client
@@ -431,18 +431,18 @@ def stored(client: BrokerClient, topic: str, partition: int) -> list[Message]:
 
 
 def all_bodies(client: BrokerClient) -> list[bytes]:
-    return sorted(message.body for place in PLACES for message in stored(client, *place))
+    return sorted(message.body for place in PARTITIONS for message in stored(client, *place))
 
 
 def ends(client: BrokerClient) -> list[int]:
-    return [client.offsets(*place).next for place in PLACES]
+    return [client.offsets(*place).next for place in PARTITIONS]
 
 
 def test_nothing_is_seen_before_the_end_of_the_block_and_everything_after_it(client: BrokerClient) -> None:
     seen: Queue[Message] = Queue()
     with client.create_and_subscribe("watch", "debits", seen.put):
         with client.transaction("whole") as tx:
-            for topic, partition in PLACES:
+            for topic, partition in PARTITIONS:
                 tx.publish(topic, b"%d" % partition, partition, key="k", colour="red")
                 tx.publish_many(topic, [bytes(100_000)] * 12, partition)  # over 1 MB: some of it is staged now
             assert ends(client) == [0] * 8
@@ -451,12 +451,12 @@ def test_nothing_is_seen_before_the_end_of_the_block_and_everything_after_it(cli
         assert ends(client) == [13] * 8
         pushed = [seen.get(timeout=20) for _ in range(4 * 13)]
     assert {(message.partition, message.offset) for message in pushed} == {(p, o) for p in range(4) for o in range(13)}
-    for topic, partition in PLACES:
+    for topic, partition in PARTITIONS:
         first = stored(client, topic, partition)[0]
         assert (first.body, first.key, first.properties) == (b"%d" % partition, "k", {"colour": "red"})
     assert tx.receipt is not None
     assert (tx.receipt.messages, tx.receipt.replayed, tx.receipt.durability) == (8 * 13, False, "fsynced")
-    assert {(share.topic, share.partition) for share in tx.receipt.partitions} == set(PLACES)
+    assert {(share.topic, share.partition) for share in tx.receipt.partitions} == set(PARTITIONS)
     assert {(share.first_offset, share.last_offset, share.messages) for share in tx.receipt.partitions} == {(0, 12, 13)}
     assert client.list_transactions()["stages"] == []
     client.delete_subscription("watch")
@@ -476,7 +476,7 @@ def test_no_reader_ever_sees_a_part(client: BrokerClient, shared: BrokerProcess)
     def watch() -> None:
         while not done.is_set():
             first, *others = ends(reader)
-            again = reader.offsets(*PLACES[0]).next
+            again = reader.offsets(*PARTITIONS[0]).next
             if first % 2 or again % 2 or not all(first <= end <= again and end % 2 == 0 for end in others):
                 broken.append(("fetched", first, others, again))
 
@@ -486,7 +486,7 @@ def test_no_reader_ever_sees_a_part(client: BrokerClient, shared: BrokerProcess)
         with listener.create_and_subscribe("parts", "credits", check):
             for number in range(1, rounds + 1):
                 with client.transaction("parts", number) as tx:
-                    for topic, partition in PLACES:
+                    for topic, partition in PARTITIONS:
                         tx.publish_many(topic, [b"%d" % number] * 2, partition)
             for _ in range(rounds * 8):
                 assert pushed.acquire(timeout=20)
@@ -610,7 +610,7 @@ def test_a_big_transaction_is_staged_in_many_frames_by_several_threads_and_clien
         assert stage is not None
         for number in range(40):
             bodies = [b"%s %d %d " % (name, number, each) + bytes(400) for each in range(250)]
-            stage.add(*PLACES[number % 8], memoryview(data_frames(PLACES[number % 8][0], bodies)), 250)
+            stage.add(*PARTITIONS[number % 8], memoryview(data_frames(PARTITIONS[number % 8][0], bodies)), 250)
         huge = data_frames("debits", [b"%s huge %d " % (name, each) + bytes(100_000) for each in range(30)])
         stage.add("debits", 2, huge, 30)
         stages.append((stage.stage_id, stage.finish()))
@@ -682,7 +682,7 @@ def test_a_broker_killed_during_the_commit_commits_once(start_broker: Callable[.
         for attempt, pause in enumerate((0.0, 0.004, 0.008, 0.016, 0.032)):  # any moment will do
             stage = client.begin_transaction("killed", attempt)
             assert stage is not None
-            for topic, partition in PLACES:
+            for topic, partition in PARTITIONS:
                 bodies = [b"%d %d " % (attempt, number) + bytes(400) for number in range(500)]
                 stage.add(topic, partition, data_frames(topic, bodies), 500)
             stages = [(stage.stage_id, stage.finish())]
@@ -690,7 +690,7 @@ def test_a_broker_killed_during_the_commit_commits_once(start_broker: Callable[.
             killer.start()
             assert client.commit_transaction("killed", stages, attempt).messages == 4_000
             killer.join()
-            for place in PLACES:
+            for place in PARTITIONS:
                 found = [message.body for message in stored(client, *place)]
                 assert len(found) == len(set(found)) == 500 * (attempt + 1)
 

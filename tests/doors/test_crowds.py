@@ -117,15 +117,15 @@ def test_idle_json_peers_are_dropped_unless_they_are_pushed_to(start_broker):
 def test_idle_json_peers_leave_room_for_the_operators_client_and_for_health(start_broker):
     broker = start_broker(max_connections=20, json_port=free_port(), http_port=free_port())
     idle = [connect(broker, "json") for _ in range(30)]
-    told = [json.loads(last_words(peer)) for peer in idle[18:]]
-    assert all("QB_JSON_MAX_CONNECTIONS" in answer["error"] for answer in told)
+    answers = [json.loads(last_words(peer)) for peer in idle[18:]]
+    assert all("QB_JSON_MAX_CONNECTIONS" in answer["error"] for answer in answers)
     peers = [Peer(broker.port) for _ in range(2)]
     for peer in peers:
         peer.send(MessageType.HEARTBEAT, 7)
         assert peer.receive().type == MessageType.HEARTBEAT
     with Peer(broker.port) as refused:
         assert "QB_MAX_CONNECTIONS" in refused.receive().properties["error"]
-    hanging = [connect(broker, "http") for _ in range(20)]  # these take the brief places, and say nothing
+    hanging = [connect(broker, "http") for _ in range(20)]  # these take the brief slots, and say nothing
     with urllib.request.urlopen(f"http://127.0.0.1:{port_of(broker, 'http')}/health", timeout=30) as answer:
         assert answer.status == 200
     for peer in (*idle, *hanging, *(each.socket for each in peers)):

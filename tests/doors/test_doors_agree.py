@@ -80,7 +80,7 @@ def from_json(record: dict, partition: int) -> Read:
 
 async def publish_frames(connect):
     peer = await connect()
-    places = []
+    positions = []
     for number, message in enumerate(MESSAGES):
         properties = {"topic": "a", **message.properties}
         if message.key is not None:
@@ -90,13 +90,13 @@ async def publish_frames(connect):
         stamp = 1_767_268_800_001 + number
         await peer.stream.send_all(encode_frame(T.PUBLISH, number, stamp, properties, message.body))
         answer = (await peer.receive()).properties
-        places.append((int(answer["partition"]), int(answer["offset"])))
-    return places
+        positions.append((int(answer["partition"]), int(answer["offset"])))
+    return positions
 
 
 async def publish_lines(connect):
     peer = await connect.lines()
-    places = []
+    positions = []
     for message in MESSAGES:
         fields = {"key": message.key, "properties": dict(message.properties), "partition": message.partition}
         try:
@@ -104,8 +104,8 @@ async def publish_lines(connect):
         except UnicodeDecodeError:
             fields |= {"value": b64encode(message.body).decode(), "encoding": "base64"}
         answer = await peer.data("produce", topic="a", **fields)
-        places.append((answer["partition"], answer["offset"]))
-    return places
+        positions.append((answer["partition"], answer["offset"]))
+    return positions
 
 
 # Reading through a door: returns every message, sorted.
@@ -159,14 +159,14 @@ READERS = [pull_frames, pull_lines, push_basic, push_fast, push_lines]
 
 
 @pytest.mark.parametrize("publish", [publish_frames, publish_lines])
-async def test_what_goes_in_by_one_door_comes_out_alike_by_all(a_broker, publish):
+async def test_what_goes_in_by_one_door_comes_out_the_same_by_all(a_broker, publish):
     async with a_broker() as connect:
         await (await connect.lines()).data("createTopic", topic="a", partitions=PARTITIONS)
-        places = await publish(connect)
+        positions = await publish(connect)
         seen = {reader.__name__: await reader(connect) for reader in READERS}
     expected = sorted(
         (partition, offset, message.key, message.body, message.properties)
-        for (partition, offset), message in zip(places, MESSAGES, strict=True)
+        for (partition, offset), message in zip(positions, MESSAGES, strict=True)
     )
     for reader, found in seen.items():
         assert [(one.partition, one.offset, one.key, one.body, one.properties) for one in found] == expected, reader
@@ -205,7 +205,7 @@ async def test_no_frame_takes_a_time_beyond_the_year_9999_wherever_it_stands_in_
             form_of("a", None, None, {}, time_ms)
 
 
-async def test_the_last_time_that_there_is_is_shown_alike_by_all_doors(a_broker):
+async def test_the_last_time_that_there_is_is_shown_the_same_by_all_doors(a_broker):
     async with a_broker() as connect:
         lines, frames = await connect.lines(), await connect()
         await lines.data("createTopic", topic="a")

@@ -314,7 +314,7 @@ def test_a_subscriber_that_never_reads_its_messages_costs_little_and_is_dropped(
 # Too many
 
 
-def test_connections_over_the_limit_are_told_so_and_a_place_that_is_left_can_be_taken(start_broker):
+def test_connections_over_the_limit_are_answered_so_and_a_slot_that_is_left_can_be_taken(start_broker):
     broker = start_broker(max_connections=20)
     peers = [Peer(broker.port) for _ in range(20)]
     assert all(is_served(peer) for peer in peers)

@@ -51,8 +51,8 @@ def cut(parts: Sequence[bytes], limit: int = 100) -> list[list[tuple[int, bytes]
 
 @given(text=st.text("ab\n \r", max_size=60).map(str.encode), cuts=st.lists(st.integers(0, 60)))
 def test_lines_do_not_depend_on_how_the_body_is_cut(text, cuts):
-    places = sorted({0, len(text), *(place for place in cuts if place < len(text))})
-    parts = [text[start:end] for start, end in pairwise(places)]
+    borders = sorted({0, len(text), *(place for place in cuts if place < len(text))})
+    parts = [text[start:end] for start, end in pairwise(borders)]
     found = [line for portion in cut(parts) for line in portion]
     assert found == [(number, line) for number, line in enumerate(text.split(b"\n"), 1) if line.strip()]
 
@@ -155,7 +155,7 @@ async def test_a_bad_line_of_the_first_portion_stores_nothing(a_broker):
         assert connect.broker.topics.log("t", 0).end_offset == 0
 
 
-async def test_a_line_longer_than_a_json_text_may_be_is_told_to_come_raw(a_broker):
+async def test_a_line_longer_than_a_json_text_may_be_is_advised_to_come_raw(a_broker):
     async with a_broker(max_json_bytes=2_000) as connect:
         peer = await connect.http()
         await make(peer)

@@ -95,7 +95,7 @@ async def state(peer):
 
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/page/page.js", "/openapi.json", "/topics", "/nowhere", "/metrics"])
-async def test_every_answer_tells_a_browser_to_neither_guess_nor_frame_nor_load_from_elsewhere(a_broker, path):
+async def test_every_answer_forbids_a_browser_to_guess_frame_or_load_from_elsewhere(a_broker, path):
     async with a_broker() as connect:
         peer = await connect.http()
         answer = await peer.ask("GET", path, headers={"accept": "text/html"})

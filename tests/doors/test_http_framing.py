@@ -60,7 +60,7 @@ async def test_a_body_with_two_lengths_is_refused_and_what_follows_is_not_read(a
         assert connect.broker.engine.topics() == {}
 
 
-async def test_bytes_that_are_no_http_are_told_so_in_json(a_broker):
+async def test_bytes_that_are_no_http_are_refused_in_json(a_broker):
     async with a_broker() as connect:
         head, body = await converse(connect, b"\x00\x01nonsense\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 400 ")

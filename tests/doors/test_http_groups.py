@@ -90,7 +90,7 @@ async def test_an_offset_that_cannot_be_committed_is_refused(a_broker, body, ref
         assert await peer.refused("GET", "/consumers/g/offsets") == (404, "UNKNOWN_GROUP")
 
 
-async def test_an_offset_out_of_range_is_told_what_the_range_is(a_broker):
+async def test_an_offset_out_of_range_is_answered_with_the_range(a_broker):
     async with a_broker() as connect:
         peer = await connect.http()
         await make_topic(peer)

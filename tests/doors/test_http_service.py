@@ -87,7 +87,7 @@ async def test_what_is_not_there_is_not_found(a_broker, path):
 
 
 @pytest.mark.parametrize("path", sorted({row.path for row in ROWS}))
-async def test_a_wrong_method_is_told_which_are_right(a_broker, path):
+async def test_a_wrong_method_is_answered_with_those_that_are_right(a_broker, path):
     methods = {row.method for row in ROWS if row.path == path}
     async with a_broker() as connect:
         peer = await connect.http()

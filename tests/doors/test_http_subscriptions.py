@@ -22,8 +22,8 @@ async def make(peer, *values, partitions=1, **options):
     await publish(peer, *values)
 
 
-async def settle(peer, *places, stream=None, nacks=()):
-    acks = [{"partition": partition, "offset": offset} for partition, offset in places]
+async def settle(peer, *positions, stream=None, nacks=()):
+    acks = [{"partition": partition, "offset": offset} for partition, offset in positions]
     body = {"acks": acks, "nacks": list(nacks), **({"stream": stream} if stream else {})}
     return await peer.ok("POST", "/subscriptions/s/acks", body)
 
@@ -306,8 +306,8 @@ async def test_two_streams_of_one_subscription_take_turns(a_broker):
         values = {(await one.event()).data["value"], (await two.event()).data["value"]}
         assert values == {"a", "b"}
         assert await peer.refused("POST", "/subscriptions/s/acks", {"acks": []}) == (400, "BAD_REQUEST")
-        places = [{"partition": 0, "offset": offset} for offset in (0, 1)]
-        settled = await peer.ok("POST", "/subscriptions/s/acks", {"stream": first["stream"], "acks": places})
+        positions = [{"partition": 0, "offset": offset} for offset in (0, 1)]
+        settled = await peer.ok("POST", "/subscriptions/s/acks", {"stream": first["stream"], "acks": positions})
         assert settled == {"acked": 1, "nacked": 0}
 
 

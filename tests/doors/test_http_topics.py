@@ -341,7 +341,7 @@ async def test_a_reader_waits_for_the_message_that_it_wants(a_broker):
         assert answer.json["messages"][0]["value"] == "at last"
 
 
-async def test_what_retention_has_dropped_is_out_of_range_and_the_first_offset_is_told(a_broker):
+async def test_what_retention_has_dropped_is_out_of_range_and_the_first_offset_is_named(a_broker):
     async with a_broker({"segment_bytes": 1024}) as connect:
         peer = await connect.http()
         await make(peer)

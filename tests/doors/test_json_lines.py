@@ -86,7 +86,7 @@ def test_the_documents_table_lists_every_type_with_its_fields_and_what_is_said_w
 # Every type
 
 
-async def test_create_topic_again_is_answered_alike_and_with_other_partitions_is_an_error(a_broker):
+async def test_create_topic_again_is_answered_the_same_and_with_other_partitions_is_an_error(a_broker):
     async with a_broker() as connect:
         peer = await connect.lines()
         for _ in range(2):
@@ -182,7 +182,7 @@ async def test_fetch_returns_at_most_max_and_nothing_past_the_end(a_broker):
             assert refusal == "max must be a whole number from 1 to 10000"
 
 
-async def test_fetch_waits_as_long_as_it_is_told(a_broker):
+async def test_fetch_waits_as_long_as_it_asks(a_broker):
     async with a_broker() as connect:
         peer = await connect.lines()
         await a_topic(peer)
@@ -269,7 +269,7 @@ MISSING = {
 }
 
 
-async def test_a_required_field_that_is_absent_or_null_is_told_in_the_words_of_the_table(a_broker):
+async def test_a_required_field_that_is_absent_or_null_is_named_in_the_words_of_the_table(a_broker):
     assert {*MISSING, "listTopics"} == set(ROWS)
     async with a_broker() as connect:
         peer = await connect.lines()
@@ -391,7 +391,7 @@ async def test_what_a_web_page_makes_a_browser_post_is_not_carried_out(a_broker,
         assert await other.data("listTopics") == {"topics": []}
 
 
-async def test_a_fault_of_ours_is_logged_told_without_details_and_ends_that_session_alone(
+async def test_a_fault_of_ours_is_logged_answered_without_details_and_ends_that_session_alone(
     a_broker, monkeypatch, caplog
 ):
     async def broken(self):

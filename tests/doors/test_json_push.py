@@ -66,7 +66,7 @@ async def test_no_more_than_the_window_is_unacked_at_a_time(a_broker):
         assert "window must be between" in await (await connect.lines()).error("subscribe", subscription="s", window=0)
 
 
-async def test_a_subscription_starts_where_it_is_told(a_broker):
+async def test_a_subscription_starts_where_its_start_says(a_broker):
     async with a_broker() as connect:
         peer = await connect.lines()
         await a_topic(peer, 3)
@@ -120,7 +120,7 @@ async def test_what_a_peer_held_that_has_gone_is_pushed_to_the_next(a_broker, go
         assert [(message["offset"], message["attempt"]) for message in again] == [(0, 2), (2, 2), (3, 2)]
 
 
-async def test_a_deleted_subscription_is_told_and_can_be_joined_anew(a_broker):
+async def test_a_deleted_subscription_notifies_and_can_be_joined_anew(a_broker):
     async with a_broker() as connect:
         publisher = await connect.lines()
         await a_topic(publisher)

@@ -256,7 +256,7 @@ async def test_a_malformed_frame_is_answered_with_bad_frame_and_closes_only_that
         assert (await good.ask(MessageType.CREATE_TOPIC, 1, topic="a")).properties["status"] == "success"
 
 
-async def test_one_connection_too_many_is_told_so(a_broker):
+async def test_one_connection_too_many_is_answered_so(a_broker):
     async with a_broker(max_connections=2) as connect:
         peers = [await connect() for _ in range(2)]
         for peer in peers:

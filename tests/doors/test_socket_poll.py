@@ -172,7 +172,7 @@ async def test_what_comes_while_a_session_waits_is_left_in_the_socket_until_it_l
         nonlocal taken
         taken += data
         if words:
-            theirs.send(words.pop(0))  # so that the socket can be read before anybody knows that we wait
+            theirs.send(words.pop(0))  # so that the socket can be read before the poll knows that we wait
         return False
 
     theirs.send(words.pop(0))

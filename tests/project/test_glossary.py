@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from pathlib import Path
 
 from tests.support.brokers import ROOT as PROJECT
 from tools.import_graph import modules
@@ -54,8 +55,43 @@ def words(identifier: str) -> set[str]:
     return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", identifier)}
 
 
+def avoided_words() -> set[str]:
+    return {word for row in rows(AVOIDED) for word in re.findall(r"`(\w+)`", row[0])}
+
+
 def test_no_identifier_uses_a_word_that_the_glossary_avoids() -> None:
-    avoided = {word for row in rows(AVOIDED) for word in re.findall(r"`(\w+)`", row[0])}
-    assert len(avoided) > 15
-    found = {name for name in identifiers() if words(name) & avoided and "in_flight" not in name.lower()}
+    assert len(avoided_words()) > 15
+    found = {name for name in identifiers() if words(name) & avoided_words() and "in_flight" not in name.lower()}
     assert found == set()
+
+
+SUBJECTLESS = {f"{who}{end}" for who in ("any", "every", "no", "some") for end in ("body", "one")} - {"noone"}
+SUBJECTLESS |= {"no one", "whoever", "whomever", "whosoever"}
+OWN_MEANING = re.compile(r"(in|out of)[ _-]flight", re.IGNORECASE)
+KINDS = (".py", ".md", ".js", ".html", ".css", ".cfg", ".toml")
+FOLDERS = ("benchmarks", "cli", "clients", "core", "docs", "doors", "examples", "pyspark_qb")
+FOLDERS += ("src/qb", "storage", "testing", "tests", "tools")
+
+
+def texts() -> dict[str, str]:
+    """Return the text of every file that people read, by its path; of the glossary, what stands above the words."""
+    inside = [path for folder in FOLDERS for path in (PROJECT / folder).rglob("*") if path.suffix in KINDS]
+    paths = [*inside, *(path for path in PROJECT.glob("*") if path.suffix in KINDS)]
+    found = {str(path.relative_to(PROJECT)): path.read_text() for path in paths if path != Path(__file__)}
+    return found | {"docs/GLOSSARY.md": TERMS}
+
+
+def lines_with(avoided: set[str]) -> list[str]:
+    """Return every line that has one of these words, alone or as a part of a snake_case name."""
+    pattern = re.compile(rf"(?<![A-Za-z])({'|'.join(sorted(avoided))})(?![A-Za-z])", re.IGNORECASE)
+    lines = [(path, line) for path, text in texts().items() for line in text.splitlines()]
+    return [f"{path}: {line.strip()}" for path, line in lines if pattern.search(OWN_MEANING.sub("", line))]
+
+
+def test_sentences_name_their_subjects() -> None:
+    """A reader who searches for the subject of a sentence finds a noun."""
+    assert lines_with(SUBJECTLESS) == []
+
+
+def test_neither_sentences_nor_the_names_of_tests_use_a_word_that_the_glossary_avoids() -> None:
+    assert lines_with(avoided_words() - {"together"}) == []  # "together" is avoided as a name only

@@ -1,4 +1,4 @@
-"""What pip is told about the project is true of the project."""
+"""What the metadata says about the project is true."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Transaction:
 
 @dataclass
 class Ledger:
-    """Every message has a body of its own, so that it can be told from all others."""
+    """Every message has a body of its own, so that it differs from all others."""
 
     world: World
     attempted: set[str] = field(default_factory=set)
@@ -50,7 +50,7 @@ class Ledger:
     transactions: dict[str, Transaction] = field(default_factory=dict)
     handled: dict[str, float] = field(default_factory=dict)  # when a handler last returned for it
     deliveries: Counter[str] = field(default_factory=Counter)
-    committed: dict[tuple[str, int], int] = field(default_factory=dict)  # offsets that a group was told are stored
+    committed: dict[tuple[str, int], int] = field(default_factory=dict)  # offsets whose commit was answered
     commits_tried: dict[tuple[str, int], int] = field(default_factory=dict)
     operations: int = 0
 
@@ -83,7 +83,7 @@ class Ledger:
         self.commits_tried[where] = max(offset, self.commits_tried.get(where, 0))
 
     def commit(self, where: tuple[str, int], offset: int) -> None:
-        """A group was told that its offset is stored."""
+        """A group's commit of its offset was answered."""
         self.committed[where] = max(offset, self.committed.get(where, 0))
 
     def observe(self, before: Logs, after: Logs) -> None:
@@ -118,11 +118,11 @@ class Ledger:
                 raise BrokenPromise(f"the offsets of {topic}/{partition} are not dense: {offsets}")
             for each in stored:
                 found[each.body].append(each.where)
-        for body, places in found.items():
+        for body, positions in found.items():
             if body not in self.attempted:
-                raise BrokenPromise(f"{body!r} is stored at {places} and was never published")
-            if len(places) > 1:
-                raise BrokenPromise(f"{body} is stored {len(places)} times: {places}")
+                raise BrokenPromise(f"{body!r} is stored at {positions} and was never published")
+            if len(positions) > 1:
+                raise BrokenPromise(f"{body} is stored {len(positions)} times: {positions}")
         for body, where in self.acked.items():
             if found.get(body) != [where]:
                 raise BrokenPromise(f"{body} was acked at {where} and is at {found.get(body, 'no place')}")
@@ -147,7 +147,7 @@ class Ledger:
                     raise BrokenPromise(f"{each.body} at {each.where} was never handled, and is no dead letter")
 
     def check_offsets(self, stored: Mapping[tuple[str, int], int]) -> None:
-        """A group's committed offset is not behind what it was told, nor ahead of what it asked for."""
+        """A group's committed offset is not behind what was answered, nor ahead of what it asked for."""
         for where, offset in self.committed.items():
             if stored.get(where, -1) < offset:
                 raise BrokenPromise(f"offset {offset} of {where} was committed; the broker says {stored.get(where)}")

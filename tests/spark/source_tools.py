@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def bodies(*numbers: int) -> list[bytes]:
-    """Return bodies that tell where they belong: bodies(3) is 0, 1, 2, bodies(3, 5) is 3, 4."""
+    """Return bodies that say where they belong: bodies(3) is 0, 1, 2, bodies(3, 5) is 3, 4."""
     return [b"%d" % number for number in range(*numbers)]
 
 

@@ -47,7 +47,7 @@ def decode(chunk: FrameChunk, columns: Sequence[str] = tuple(COLUMNS), times: Bo
 
 
 def expected(frame: Frame) -> dict[str, Any]:
-    """Return a row as the plain decoder of frames tells it."""
+    """Return a row as the plain decoder of frames returns it."""
     return {
         "key": frame.properties.get("key"),
         "value": frame.body,
@@ -60,7 +60,7 @@ def expected(frame: Frame) -> dict[str, Any]:
 
 
 def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return rows with plain numbers for times, which may be beyond what datetime can tell."""
+    """Return rows with plain numbers for times, which may be beyond what datetime can hold."""
     at = batch.schema.get_field_index("timestamp")
     if at >= 0:
         batch = batch.set_column(at, "timestamp", batch.column(at).view(pa.int64()))

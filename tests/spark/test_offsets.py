@@ -82,7 +82,7 @@ def test_new_partitions_and_topics_made_anew_are_read_from_their_first_message()
     assert ranges({A: 5}, {A: 5}) == []
 
 
-def test_options_name_places() -> None:
+def test_options_name_offsets() -> None:
     extents = {A: PartitionExtent(2, 9), B: PartitionExtent(0, 4)}
 
     def at_time(partition: TopicPartition, time_ms: int) -> int:

@@ -286,7 +286,7 @@ def test_the_declared_pipeline_does_the_same(
 
 
 def declared(line: str, servers: str, directory: Path) -> str:
-    """Run the README's command for the declared pipeline; return what it said. Only broker and places are others."""
+    """Run the README's command for the declared pipeline; return what it said. Broker and directories are others."""
     files = shutil.copytree(ROOT / "examples/pipeline/declarative", directory / "declarative")
     spec = yaml.safe_load((files / "spark-pipeline.yml").read_text().replace("/tmp/qb", str(directory)))
     spec["configuration"]["spark.qb.servers"] = servers

@@ -153,12 +153,12 @@ def test_a_key_goes_where_every_other_client_would_send_it(
     with Peer(broker.port) as peer:
         for number in range(100):
             peer.publish("keyed", b"", key=f"k{number % 20}")
-    places: dict[str, set[int]] = {}
+    partitions_of: dict[str, set[int]] = {}
     for place, messages in enumerate(topics.partitions("keyed")):
         for message in messages:
-            places.setdefault(message.properties["key"], set()).add(place)
-    assert len(places) == 20
-    assert all(len(where) == 1 for where in places.values())
+            partitions_of.setdefault(message.properties["key"], set()).add(place)
+    assert len(partitions_of) == 20
+    assert all(len(where) == 1 for where in partitions_of.values())
     assert topics.bodies("keyed") == sorted([""] * 100 + texts(100))
 
 

@@ -31,7 +31,7 @@ class Write:
             client.create_topic("events")
 
     def attempt(self, *values: str, number: int = 0) -> TaskDone:
-        """What a task does, and then tells the driver."""
+        """What a task does, and then reports to the driver."""
         batches = iter([pa.record_batch([pa.array(values, pa.string())], names=["value"])])
         with connected(self.options) as client:
             publisher = RowPublisher(client, self.options, self.sink.columns, turn=0)

@@ -169,7 +169,7 @@ def test_what_comes_after_available_now_was_asked_for_is_left_for_the_next_run(
         ({"startingTimestamp": "2001-01-01T00:00:00Z"}, [0, 0]),
     ],
 )
-def test_a_query_starts_where_it_was_told_to(
+def test_a_query_starts_where_its_options_say(
     servers: str, client: BrokerClient, options: dict[str, str], expected: list[int]
 ) -> None:
     client.create_topic("events", 2)
@@ -182,10 +182,10 @@ def test_a_query_starts_where_it_was_told_to(
     client.publish_many("events", bodies(2, 4), partition=0)
     ends = [client.offsets("events", partition).next for partition in (0, 1)]
     with stream(servers, **at) as reader:
-        places = from_json(reader.initialOffset())
+        offsets = from_json(reader.initialOffset())
     expected = [ends[p] if place == [4, 2][p] else place for p, place in enumerate(expected)]
     expected = [expected[0], later if expected[1] == 1 else expected[1]]
-    assert [places["events", partition] for partition in (0, 1)] == expected  # type: ignore[index]
+    assert [offsets["events", partition] for partition in (0, 1)] == expected  # type: ignore[index]
 
 
 @pytest.mark.parametrize(

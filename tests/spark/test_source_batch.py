@@ -1,4 +1,4 @@
-"""`spark.read.format("qb")`: what a topic holds between two places, with filters where Spark hands them over."""
+"""`spark.read.format("qb")`: what a topic holds between two offsets, with filters where Spark hands them over."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def read(spark: SparkSession, servers: str, **options: Any) -> DataFrame:
     return spark.read.format("qb").options(servers=servers, subscribe="events", **options).load()
 
 
-def test_a_batch_reads_what_lies_between_two_places(spark: SparkSession, servers: str, client: BrokerClient) -> None:
+def test_a_batch_reads_what_lies_between_two_offsets(spark: SparkSession, servers: str, client: BrokerClient) -> None:
     client.create_topic("events", 2)
     for partition in (0, 1):
         client.publish_many("events", bodies(10 * partition, 10 * partition + 10), partition=partition)

@@ -640,15 +640,15 @@ async def test_full_batches_go_on_in_new_segments_in_order(tmp_path: Path) -> No
         assert await everything(engine.log("t", 0), 20 * FULL) == bodies
 
 
-async def test_runs_of_one_publisher_in_a_batch_are_told_of_in_one_call(
+async def test_runs_of_one_publisher_in_a_batch_are_answered_in_one_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(tmp_path) as engine:
-        log, gate, told = engine.log("t", 0), Gate(monkeypatch), list[list[int]]()
+        log, gate, answered = engine.log("t", 0), Gate(monkeypatch), list[list[int]]()
 
         def done(runs: Sequence[AppendRun], error: BrokerError | None, append_ms: int) -> None:
             assert error is None
-            told.append([run.first_offset for run in runs])
+            answered.append([run.first_offset for run in runs])
 
         log.append(make_run(0, [b"alone"]), done)
         await reached(gate.reached)
@@ -659,10 +659,10 @@ async def test_runs_of_one_publisher_in_a_batch_are_told_of_in_one_call(
         gate.open.set()
         await other.wait()
         await store(log, b"last")
-        assert told == [[0], [1, 2, 3], [5]]
+        assert answered == [[0], [1, 2, 3], [5]]
 
 
-async def test_answers_are_sent_when_all_of_a_batch_have_been_told_and_one_that_fails_harms_no_other(
+async def test_answers_are_sent_when_all_of_a_batch_have_been_made_and_one_that_fails_harms_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(tmp_path) as engine:
@@ -676,9 +676,9 @@ async def test_answers_are_sent_when_all_of_a_batch_have_been_told_and_one_that_
 
             def done(runs: Sequence[AppendRun], error: BrokerError | None, append_ms: int) -> Callable[[], None]:
                 assert log.durable_offset == 3, "not before the batch is durable"
-                happened.append(f"told {name}")
+                happened.append(f"answer {name}")
                 if name == "c":
-                    raise RuntimeError("it cannot be told")
+                    raise RuntimeError("it cannot be answered")
                 return send
 
             return done
@@ -687,7 +687,7 @@ async def test_answers_are_sent_when_all_of_a_batch_have_been_told_and_one_that_
             for offset, name in enumerate("abc"):
                 log.append(make_run(offset, [b"x"]), publisher(name))
         await store(log, b"last")
-        assert happened == ["told a", "told b", "told c", "sent to a", "sent to b"]
+        assert happened == ["answer a", "answer b", "answer c", "sent to a", "sent to b"]
 
 
 async def test_entries_of_the_index_are_written_by_a_thread_while_publishing_goes_on(tmp_path: Path) -> None:

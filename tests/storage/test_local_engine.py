@@ -177,7 +177,7 @@ async def test_a_topic_made_again_while_its_old_files_lie_about_is_kept(tmp_path
         assert not (tmp_path / "data/topics/.deleted-t-abcd").exists()
 
 
-def test_a_second_opener_is_told_who_has_the_directory(tmp_path: Path) -> None:
+def test_the_refusal_of_a_second_opener_names_who_has_the_directory(tmp_path: Path) -> None:
     program = (
         "import sys; from tests.support.stores import *; "
         "engine = open_engine(Path(sys.argv[1])); print('open', flush=True); input()"

@@ -81,7 +81,7 @@ async def test_bytes_that_were_never_sealed_are_cut(tmp_path: Path, garbage: byt
         assert await everything(engine.log("t", 0)) == BODIES[:3]
 
 
-async def test_the_operator_is_told_of_a_tail_that_was_cut(tmp_path: Path) -> None:
+async def test_a_note_names_a_tail_that_was_cut(tmp_path: Path) -> None:
     await fill(tmp_path, BATCHES)
     (log,) = logs(tmp_path)
     with log.open("ab") as file:
@@ -94,7 +94,7 @@ async def test_the_operator_is_told_of_a_tail_that_was_cut(tmp_path: Path) -> No
         assert engine.recovery.notes == ()
 
 
-async def test_the_operator_is_told_in_one_sentence_of_indexes_that_were_rebuilt(tmp_path: Path) -> None:
+async def test_one_note_names_the_indexes_that_were_rebuilt(tmp_path: Path) -> None:
     await fill(tmp_path, BATCHES, segment_bytes=10)
     first, *others = indexes(tmp_path)
     assert others
@@ -109,7 +109,7 @@ async def test_the_operator_is_told_in_one_sentence_of_indexes_that_were_rebuilt
         assert note.startswith(f"rebuilt {first} from the log")
 
 
-async def test_damage_is_told_once_however_many_sound_segments_follow_it(
+async def test_damage_is_noted_once_however_many_sound_segments_follow_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

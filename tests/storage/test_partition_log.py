@@ -89,9 +89,9 @@ async def test_nothing_behind_a_held_end_is_seen_until_it_is_released(
     clock = Clock()
     async with opened(tmp_path, clock, tail_bytes=tail_bytes, segment_bytes=200) as engine:
         log = engine.log("t", 0)
-        told: list[int] = []
+        seen: list[int] = []
         await store(log, b"before", b"before too")
-        log.watch(lambda: told.append(log.end_offset))
+        log.watch(lambda: seen.append(log.end_offset))
         log.hold()
         clock.now += 1000
         for number in range(5):
@@ -101,11 +101,11 @@ async def test_nothing_behind_a_held_end_is_seen_until_it_is_released(
         assert await log.offset_for_time(clock.now) == 2
         with pytest.raises(OffsetOutOfRange):
             await log.read(3, max_bytes)
-        assert told == []
+        assert seen == []
         log.release()
-        assert (log.end_offset, told) == (7, []), "watchers are called after the step, when all logs are released"
+        assert (log.end_offset, seen) == (7, []), "watchers are called after the step, when all logs are released"
         await wait_all_tasks_blocked()
-        assert told == [7]
+        assert seen == [7]
         assert await log.offset_for_time(clock.now) == 2
         assert (await everything(log, max_bytes))[2:] == [b"held %d" % number for number in range(5)]
         await store(log, b"after")

@@ -14,21 +14,21 @@ POSITIONS = st.lists(st.integers(0, 2**40), max_size=30).map(sorted)
 
 
 @given(positions=POSITIONS, data=st.data())
-def test_places_are_the_numbers_that_the_index_was_made_of(positions: list[int], data: st.DataObject) -> None:
+def test_positions_are_the_numbers_that_the_index_was_made_of(positions: list[int], data: st.DataObject) -> None:
     base = data.draw(st.integers(0, positions[0] if positions else 0))
-    places, numbers = RecordPositions(encode(positions, 7)).since(base), [position - base for position in positions]
-    assert (len(places), list(places)) == (len(numbers), numbers)
-    assert [places[place] for place in range(-len(numbers), len(numbers))] == numbers + numbers
-    assert [places.time(place) for place in range(len(numbers))] == [7] * len(numbers)
+    found, numbers = RecordPositions(encode(positions, 7)).since(base), [position - base for position in positions]
+    assert (len(found), list(found)) == (len(numbers), numbers)
+    assert [found[place] for place in range(-len(numbers), len(numbers))] == numbers + numbers
+    assert [found.time(place) for place in range(len(numbers))] == [7] * len(numbers)
     borders = st.none() | st.integers(-31, 31)
     cut = slice(data.draw(borders), data.draw(borders), data.draw(st.sampled_from([None, 1, 2, -1])))
-    assert list(places[cut]) == numbers[cut]
+    assert list(found[cut]) == numbers[cut]
     count = data.draw(st.integers(0, len(numbers)))
-    assert list(places.first(count)) == numbers[:count]
+    assert list(found.first(count)) == numbers[:count]
 
 
 @given(positions=POSITIONS)
-def test_words_tell_how_far_each_is_from_the_first(positions: list[int]) -> None:
+def test_words_say_how_far_each_is_from_the_first(positions: list[int]) -> None:
     for kept in (RecordPositions(encode(positions, 7)), [position % 2**32 for position in positions]):
         found = struct.unpack(f">{len(positions)}I", words(kept))
         assert [(word - found[0]) % 2**32 for word in found] == [(each - positions[0]) % 2**32 for each in positions]

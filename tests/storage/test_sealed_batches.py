@@ -86,7 +86,7 @@ def test_a_batch_cut_anywhere_is_incomplete_and_never_half_there() -> None:
     assert len(next_batch(memoryview(batch + b"more"), 0, 5).raw) == len(batch)
 
 
-def test_the_seal_behind_a_record_tells_where_its_batch_begins() -> None:
+def test_the_seal_behind_a_record_says_where_its_batch_begins() -> None:
     batch = sealed(5, [b"x" * 30, b"y", b"z"])
     for number, position in enumerate(next_batch(memoryview(batch), 0, 5).positions):
         assert around(memoryview(batch)[position:], 5 + number) == (position, 5)

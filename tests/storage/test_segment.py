@@ -106,7 +106,7 @@ def test_a_clock_that_stands_still_makes_no_read_larger(
     assert sum(len(batch.data) for batch in segment.read(110, 500, segment.size)) < 2000
 
 
-def test_a_reader_in_the_event_loop_is_told_when_the_file_would_have_to_be_opened(
+def test_a_reader_in_the_event_loop_is_refused_when_the_file_would_have_to_be_opened(
     files: OpenFiles, tmp_path: Path
 ) -> None:
     segment = fill(files, tmp_path, BATCHES)

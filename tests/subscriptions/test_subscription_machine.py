@@ -73,7 +73,7 @@ class Save(NamedTuple):
     acks: int  # how many of the acks so far it has
 
 
-def told(snapshot: SubscriptionSnapshot) -> Any:
+def contents(snapshot: SubscriptionSnapshot) -> Any:
     """Return what a snapshot says, however its messages are put into runs."""
     partitions = {
         each.partition: (each.start, each.next, {at: run_of[3:] for run_of, at in opened(each)})
@@ -375,7 +375,7 @@ class Machine(RuleBasedStateMachine):
         self.durable = self.saves.pop(0)
         changes = self.durable.changes
         self.stored = merged(self.stored, changes.head, changes.partitions)
-        assert told(self.stored) == told(self.durable.whole), "what is stored piece by piece is the whole"
+        assert contents(self.stored) == contents(self.durable.whole), "what is stored piece by piece is the whole"
         counted = [ack for ack in self.acks[: self.durable.acks] if ack.subscriber in self.windows]
         assert self.subscription.saved(changes.number) == bool(counted), "says whether there is room now"
         del self.acks[: self.durable.acks]
@@ -421,7 +421,7 @@ class Machine(RuleBasedStateMachine):
         acked = {ack.message for ack in self.acks}
         for message in self.model.settled - acked - self.dead_lettered:
             durably = message in settled or message[1] < self.durable.model.begin[message[0]]
-            assert durably, "acked, no longer in anybody's window, and not durable"
+            assert durably, "acked, no longer in a window, and not durable"
 
     @precondition(lambda self: self.letters)
     @rule(stored=st.booleans())

@@ -115,7 +115,7 @@ def test_the_neighbours_of_a_killer_are_neither_lost_nor_dead_lettered_nor_sent_
     assert max(neighbours.values()) <= 3, "once, once more as a suspect, once behind the culprit in the same window"
 
 
-def test_several_killers_in_one_window_are_told_apart() -> None:
+def test_several_killers_in_one_window_are_distinguished() -> None:
     bench = Bench(500, max_deliveries=3)
     fleet = Fleet(bench, 2, poison={10, 11, 300})
     fleet.work()

@@ -35,7 +35,7 @@ def test_the_bound_is_the_window_whatever_is_acked_in_whatever_order() -> None:
     assert bench.deliver() == {"a": [8, 9, 10]}
 
 
-def test_a_snapshot_gives_back_the_places_of_the_acks_that_it_has_and_no_others() -> None:
+def test_a_snapshot_gives_back_the_slots_of_the_acks_that_it_has_and_no_others() -> None:
     bench = slow_disk(100, "a", max_in_flight=4)
     bench.deliver()
     bench.ack("a", 0)
@@ -56,10 +56,10 @@ def test_a_later_snapshot_makes_up_for_one_that_was_lost() -> None:
     bench.ack("a", 1)
     assert bench.save()
     assert bench.deliver() == {"a": [4, 5]}
-    assert not bench.subscription.saved(2), "it is told late"
+    assert not bench.subscription.saved(2), "it is notified late"
 
 
-def test_who_leaves_or_dies_takes_its_places_along() -> None:
+def test_a_subscriber_that_leaves_or_dies_takes_its_slots_along() -> None:
     bench = slow_disk(100, "a", "b", max_in_flight=4)
     bench.deliver()
     bench.ack("a", 0, 2)
@@ -96,7 +96,7 @@ def test_a_late_ack_takes_a_place_too() -> None:
     assert bench.deliver() == {"a": [2]}
 
 
-def test_a_seek_or_retention_gives_no_places_back() -> None:
+def test_a_seek_or_retention_gives_no_slots_back() -> None:
     bench = slow_disk(100, "a", max_in_flight=2)
     bench.deliver()
     bench.ack("a", 0, 1)
@@ -130,7 +130,7 @@ def test_a_key_waits_for_a_place_of_its_owner() -> None:
     assert bench.deliver() == {"w": [2]}
 
 
-def test_a_paused_subscription_gives_places_back_and_pushes_nothing() -> None:
+def test_a_paused_subscription_gives_slots_back_and_pushes_nothing() -> None:
     bench = slow_disk(3, "a", max_in_flight=1)
     bench.deliver()
     bench.ack("a", 0)
@@ -182,7 +182,7 @@ def test_with_room_left_a_save_may_wait_for_company() -> None:
     assert bench.subscription.dirty
 
 
-def test_the_numbers_and_the_words_tell_unacked_from_unsaved() -> None:
+def test_the_numbers_and_the_words_distinguish_unacked_from_unsaved() -> None:
     bench = slow_disk(5, "a", max_in_flight=2)
     bench.deliver()
     bench.ack("a", 0)

@@ -136,7 +136,7 @@ class Doors:
             ListeningDoor("JSON lines", JsonDoor, listen("127.0.0.1", 0)),
             ListeningDoor("HTTP", http_door, listen("127.0.0.1", 0)),
         ]
-        self.stop = trio.Event()  # tells the broker to stop
+        self.stop = trio.Event()  # set to stop the broker
         self._streams: list[trio.SocketStream] = []
 
     async def __call__(self) -> TrioPeer:

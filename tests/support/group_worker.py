@@ -1,4 +1,4 @@
-"""A consumer in a process of its own: notes in a file what it has handled, until it is killed or told to stop.
+"""A consumer in a process of its own: notes in a file what it has handled, until it is killed or stopped.
 
 A line is `generation partition offset`; it is in the file before the message counts as handled.
 """

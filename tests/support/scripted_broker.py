@@ -1,4 +1,4 @@
-"""A broker in memory, on a real socket, that fails where a test tells it to.
+"""A broker in memory, on a real socket, that fails where a test wants it.
 
 It speaks enough of the fast dialect for the clients: HELLO, PUBLISH with producer ids, STAGE, REQUEST, HEARTBEAT. Each
 connection follows the next plan; when the plans are used up, it behaves.

@@ -81,8 +81,8 @@ class Receipt:
         self.calls: list[tuple[BrokerError | None, int]] = []
         self.came = trio.Event()
 
-    def __call__(self, *told: Any) -> None:
-        error, append_ms = told[-2:]  # of a log, also which runs
+    def __call__(self, *outcome: Any) -> None:
+        error, append_ms = outcome[-2:]  # of a log, also which runs
         self.calls.append((error, append_ms))
         self.came.set()
 

@@ -1,4 +1,4 @@
-"""A subscription with a clock that only moves when told, for the tests of subscriptions."""
+"""A subscription with a clock that a test moves, for the tests of subscriptions."""
 
 from __future__ import annotations
 

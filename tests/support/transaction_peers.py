@@ -1,4 +1,4 @@
-"""A peer that speaks of transactions in raw frames: what any client could send, and what it would be told."""
+"""A peer that speaks of transactions in raw frames: what any client could send, and what it would be answered."""
 
 from __future__ import annotations
 

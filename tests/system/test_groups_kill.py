@@ -118,23 +118,23 @@ def check_one_owner(crowd: Crowd) -> None:
 
 
 class Publisher(threading.Thread):
-    """Publishes small portions until it is told to stop."""
+    """Publishes small portions until it is stopped."""
 
     def __init__(self, port: int) -> None:
         super().__init__(daemon=True)
-        self.port, self.places, self.stopping = port, set[tuple[int, int]](), threading.Event()
+        self.port, self.positions, self.stopping = port, set[tuple[int, int]](), threading.Event()
         self.start()
 
     def run(self) -> None:
         with BrokerClient(port=self.port) as client:
             while not self.stopping.wait(0.02):
                 offsets = client.publish_many("t", [b"x"] * 60)
-                self.places.update(zip(offsets.partitions, offsets, strict=True))
+                self.positions.update(zip(offsets.partitions, offsets, strict=True))
 
     def end(self) -> set[tuple[int, int]]:
         self.stopping.set()
         self.join()
-        return self.places
+        return self.positions
 
 
 def test_every_message_is_handled_and_none_skipped_though_consumers_are_killed(
@@ -150,8 +150,8 @@ def test_every_message_is_handled_and_none_skipped_though_consumers_are_killed(
         crowd.kill_one()
         check_nothing_skipped(client, crowd)
         crowd.add()
-    places = publisher.end()
-    wait_until(lambda: crowd.handled() >= places)
+    positions = publisher.end()
+    wait_until(lambda: crowd.handled() >= positions)
     check_nothing_skipped(client, crowd)
     check_one_owner(crowd)
 
@@ -171,21 +171,21 @@ def test_committed_offsets_survive_kill_9_of_the_broker_and_consumers_go_on(
         broker.start()
         after = committed(client)
         assert {p: after[p] >= offset for p, offset in known.items()} == dict.fromkeys(known, True)
-    places = publisher.end()
-    wait_until(lambda: crowd.handled() >= places)
+    positions = publisher.end()
+    wait_until(lambda: crowd.handled() >= positions)
     check_nothing_skipped(client, crowd)
     check_one_owner(crowd)
 
 
-def test_a_consumer_that_is_told_to_stop_leaves_nothing_uncommitted(
+def test_a_consumer_that_is_stopped_leaves_nothing_uncommitted(
     broker: BrokerProcess, client: BrokerClient, crowd: Crowd
 ) -> None:
     crowd.add()
     crowd.add()
     wait_until_shared(client, 2)
     offsets = client.publish_many("t", [b"x"] * 3_000)
-    places = set(zip(offsets.partitions, offsets, strict=True))
-    wait_until(lambda: crowd.handled() >= places)
+    positions = set(zip(offsets.partitions, offsets, strict=True))
+    wait_until(lambda: crowd.handled() >= positions)
     assert crowd.stop_all() == [0, 0]
     assert committed(client) == dict.fromkeys(range(PARTITIONS), 500)
     assert sum(map(len, crowd.notes().values())) == 3_000  # each once

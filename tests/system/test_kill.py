@@ -82,7 +82,7 @@ class Ledger:
 
 
 class Publisher(threading.Thread):
-    """Publishes until it is told to stop, whatever happens to the broker."""
+    """Publishes until it is stopped, whatever happens to the broker."""
 
     def __init__(self, name: str, port: int, ledger: Ledger, work: Callable[[Publisher], None]) -> None:
         super().__init__(name=name, daemon=True)
@@ -125,11 +125,11 @@ class Publisher(threading.Thread):
 
     def take(self, answer: Frame) -> int:
         """Note what an ACK says; returns how many publishes it answers."""
-        told = answer.properties
-        assert told["status"] == "success", told
-        count = int(told["count"])
+        facts = answer.properties
+        assert facts["status"] == "success", facts
+        count = int(facts["count"])
         for i in range(count):
-            place = told["topic"], int(told["partition"]), int(told["offset"]) + i
+            place = facts["topic"], int(facts["partition"]), int(facts["offset"]) + i
             self.ledger.ack(place, self.name, answer.sequence_number + i)
         return count
 
@@ -178,7 +178,7 @@ def publish_once(client: BrokerClient) -> Callable[[Publisher], None]:
     def work(self: Publisher) -> None:
         numbers = self.numbers(400)
         stored = client.publish_many("once", (body_of(self.name, number) for number in numbers))
-        for index, place in places("once", stored):
+        for index, place in positions("once", stored):
             self.ledger.ack(place, self.name, numbers[index])
 
     return work
@@ -196,7 +196,7 @@ def publish_singly(client: BrokerClient) -> Callable[[Publisher], None]:
 
 
 def publish_unsurely(client: BrokerClient) -> Callable[[Publisher], None]:
-    """Return a publisher that is not idempotent: what it is told of, it was promised; of the rest it knows nothing."""
+    """Return a publisher that is not idempotent: what was answered is promised; of the rest it knows nothing."""
 
     def work(self: Publisher) -> None:
         numbers = self.numbers(200)
@@ -207,13 +207,13 @@ def publish_unsurely(client: BrokerClient) -> Callable[[Publisher], None]:
             stored = failed.stored
         except BrokerUnavailable:
             return
-        for index, place in places("unsure", stored):
+        for index, place in positions("unsure", stored):
             self.ledger.ack(place, self.name, numbers[index])
 
     return work
 
 
-def places(topic: str, stored: Offsets) -> Iterator[tuple[int, Place]]:
+def positions(topic: str, stored: Offsets) -> Iterator[tuple[int, Place]]:
     """Yield the index of each stored body of a publish_many, and where it is."""
     for start, size, partition, offset in stored.runs:
         for i in range(size):
@@ -331,7 +331,7 @@ def test_an_idempotent_client_publishes_everything_exactly_once_across_kills(sta
         }
     assert sorted(stored.values()) == list(range(total))
     (offsets,) = published
-    assert {place: index for index, place in places("a", offsets)} == stored
+    assert {place: index for index, place in positions("a", offsets)} == stored
 
 
 def test_topics_are_whole_or_not_there_when_the_broker_is_killed_while_they_come_and_go(start_broker):

@@ -69,7 +69,7 @@ class Fleet:
 
 
 class Publisher(threading.Thread):
-    """Publishes numbered messages, one after another, until told to stop."""
+    """Publishes numbered messages, one after another, until it is stopped."""
 
     def __init__(self, port):
         super().__init__()

@@ -20,7 +20,7 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.process
 
 
-def test_the_start_tells_address_directory_topics_and_messages(broker):
+def test_the_start_logs_address_directory_topics_and_messages(broker):
     assert re.search(rf"listens on 127\.0\.0\.1:{broker.port}\n", broker.banner)
     assert str(broker.data_dir) in broker.banner
     assert "fsynced before every ack" in broker.banner

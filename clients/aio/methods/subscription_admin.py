@@ -157,7 +157,7 @@ class AsyncSubscriptionAdminMethods(AsyncClientBase):
         return forked
 
     async def explain(self, subscription_id: str, offset: int, partition: int = 0) -> str:
-        """Tell in words why a message of a subscription is where it is.
+        """Explain in words why a message of a subscription is where it is.
 
         Args:
             subscription_id: The subscription.

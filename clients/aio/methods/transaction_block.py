@@ -25,8 +25,8 @@ from qb.core.wire.clock import now_ms
 class AsyncTransaction:
     """Messages that are published together or not at all, in an `async with` block. For one task.
 
-    Returned by AsyncBrokerClient.transaction(). `replayed` tells in the block that it was committed before: then
-    nothing of it is sent. `receipt` tells after the block what was committed. In a child of os.fork() an open one is
+    Returned by AsyncBrokerClient.transaction(). `replayed` says in the block that it was committed before: then
+    nothing of it is sent. `receipt` says after the block what was committed. In a child of os.fork() an open one is
     the parent's: it raises UsedAfterFork and is neither committed nor aborted.
 
     Args:
@@ -170,7 +170,7 @@ class AsyncTransaction:
         self.receipt = await self._client.commit_transaction(self.transaction_id, stages, self.number)
 
     async def _give_up(self) -> None:
-        """End the stage, if the broker can be told at once; otherwise it expires. Never undoes a commit."""
+        """End the stage, if the connection is up; otherwise it expires. Never undoes a commit."""
         if self._stage is None:
             return
         self._stage.abandon()

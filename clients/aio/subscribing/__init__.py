@@ -1,1 +1,1 @@
-"""Subscriptions that an async client has joined: handlers, their tasks, and what the broker is told."""
+"""Subscriptions that an async client has joined: handlers, their tasks, and what is sent to the broker."""

@@ -22,7 +22,7 @@ class AsyncHandlerWork(Protocol):
 
 
 class AsyncMessageSink(Protocol):
-    """Is told that a subscriber has messages."""
+    """Is notified when a subscriber has messages."""
 
     def call(self, work: AsyncHandlerWork, workers: int) -> None:
         """There is work for up to so many tasks. Does not block."""

@@ -157,7 +157,7 @@ class AsyncJoinedSubscription(AsyncJoinedBase):
                 await self.send()
 
     def handled(self, portion: MessageBatch, error: BaseException | None) -> tuple[bool, bool]:
-        """The handler has returned or raised; returns whether there is more in the portion, and much to tell."""
+        """The handler has returned or raised; returns whether there is more in the portion, and much to send."""
         inbox = portion.inbox
         with self._changed:
             if error is None:

@@ -26,8 +26,8 @@ from qb.core.wire.clock import now_ms
 class Transaction:
     """Messages that are published together or not at all, in a `with` block. For one thread.
 
-    Returned by BrokerClient.transaction(). `replayed` tells in the block that it was committed before: then
-    nothing of it is sent. `receipt` tells after the block what was committed. In a child of os.fork() an open one is
+    Returned by BrokerClient.transaction(). `replayed` says in the block that it was committed before: then
+    nothing of it is sent. `receipt` says after the block what was committed. In a child of os.fork() an open one is
     the parent's: it raises UsedAfterFork and is neither committed nor aborted.
 
     Args:
@@ -171,7 +171,7 @@ class Transaction:
         self.receipt = self._client.commit_transaction(self.transaction_id, stages, self.number)
 
     def _give_up(self) -> None:
-        """End the stage, if the broker can be told at once; otherwise it expires. Never undoes a commit."""
+        """End the stage, if the connection is up; otherwise it expires. Never undoes a commit."""
         if self._stage is None:
             return
         self._stage.abandon()

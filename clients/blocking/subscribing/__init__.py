@@ -1,1 +1,1 @@
-"""Subscriptions that a blocking client has joined: handlers, their threads, and what the broker is told."""
+"""Subscriptions that a blocking client has joined: handlers, their threads, and what is sent to the broker."""

@@ -24,7 +24,7 @@ class HandlerWork(Protocol):
 
 
 class MessageSink(Protocol):
-    """Is told that a subscriber has messages."""
+    """Is notified when a subscriber has messages."""
 
     def call(self, work: HandlerWork, workers: int) -> None:
         """There is work for up to so many threads. Does not block."""

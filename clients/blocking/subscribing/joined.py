@@ -20,7 +20,7 @@ OnEnd = Callable[[], None]
 
 
 class ClientSubscriptions:
-    """Tells subscriptions what the link has for them, and looks after them while they hold messages.
+    """Passes on to subscriptions what the link has for them, and looks after them while they hold messages.
 
     The handlers of all subscriptions run one at a time, in one thread; one with a concurrency of its own has its own.
     """
@@ -132,7 +132,7 @@ class ClientSubscriptions:
             ticker.wake()
 
     def lost(self) -> None:
-        """Tell every one that the connection is gone."""
+        """Notify every one that the connection is gone."""
         for each in self._each():
             each.lost()
 

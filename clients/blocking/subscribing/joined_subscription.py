@@ -156,7 +156,7 @@ class JoinedSubscription(JoinedBase):
                 self.send()
 
     def handled(self, portion: MessageBatch, error: BaseException | None) -> tuple[bool, bool]:
-        """The handler has returned or raised; returns whether there is more in the portion, and much to tell."""
+        """The handler has returned or raised; returns whether there is more in the portion, and much to send."""
         inbox = portion.inbox
         with self._changed:
             if error is None:

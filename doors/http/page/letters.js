@@ -20,7 +20,7 @@ export function deadLetters() {
 }
 
 function letterBox(subscription) {
-  const told = make("span", { role: "status", class: "faint" });
+  const status = make("span", { role: "status", class: "faint" });
   const all = make("button", { type: "button", onclick: () => retry() }, "Retry all");
   const list = table({
     label: `Dead letters of ${subscription}`,
@@ -34,7 +34,7 @@ function letterBox(subscription) {
       built("", () => retryButton(retry)),
     ],
   });
-  const head = make("div", { class: "row" }, make("h3", {}, subscription), all, told);
+  const head = make("div", { class: "row" }, make("h3", {}, subscription), all, status);
   const box = make("div", { hidden: true }, head, list);
   let seen = { count: 0, at: 0 };
 
@@ -45,16 +45,16 @@ function letterBox(subscription) {
       box.hidden = !dead_letters.length;
       write(all, `Retry all ${words.count(dead_letters.length)}`);
     } catch (error) {
-      write(told, error.message);
+      write(status, error.message);
     }
   }
 
   async function retry(numbers) {
     try {
       await broker.retry(subscription, numbers);
-      write(told, "On the way to the subscribers again.");
+      write(status, "On the way to the subscribers again.");
     } catch (error) {
-      write(told, `Not retried: ${error.message}`);
+      write(status, `Not retried: ${error.message}`);
     }
     await look();
   }

@@ -32,7 +32,7 @@ function inside(message) {
 /** Return the part of a topic's view that browses; its `update` property takes the state of the partitions. */
 export function browser(topic, partitions) {
   const list = make("div", { class: "messages", role: "group", "aria-label": "Messages" });
-  const told = make("p", { role: "status", class: "faint" });
+  const status = make("p", { role: "status", class: "faint" });
   const fields = searchFields(partitions);
   const older = make("button", { type: "button", onclick: () => show(shown.first - PAGE) }, "Older");
   const newer = make("button", { type: "button", onclick: () => show(shown.next) }, "Newer");
@@ -49,9 +49,9 @@ export function browser(topic, partitions) {
       shown = { first, next: (messages.at(-1)?.offset ?? high - 1) + 1 };
       set(older, "disabled", first <= low);
       offerNewer(high);
-      write(told, describe(messages, low, high));
+      write(status, describe(messages, low, high));
     } catch (error) {
-      write(told, error.message);
+      write(status, error.message);
     }
   }
 
@@ -65,12 +65,12 @@ export function browser(topic, partitions) {
       await show(await fields.wanted(topic));
       if (fields.from.value === "newest") list.scrollTop = list.scrollHeight;
     } catch (error) {
-      write(told, error.message);
+      write(status, error.message);
     }
   }
 
   fields.form.addEventListener("submit", search);
-  const part = section("Messages", fields.form, list, make("div", { class: "row" }, older, newer, told));
+  const part = section("Messages", fields.form, list, make("div", { class: "row" }, older, newer, status));
   part.update = (states) => offerNewer(states[fields.partition.value].next_offset);
   search();
   return part;

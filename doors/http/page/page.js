@@ -46,13 +46,13 @@ function show(summary) {
   seen = new Date();
   history.add(summary, performance.now() / 1000);
   write(document.getElementById("version"), summary.version);
-  tellStatus(summary.status);
+  showStatus(summary.status);
   set(main, "class", null);
   view.update(summary);
 }
 
-function tellStatus({ reason, damaged = [], unfinished = [] }) {
-  tell("good", "Connected");
+function showStatus({ reason, damaged = [], unfinished = [] }) {
+  showState("good", "Connected");
   const faults = [...(reason ? [reason] : []), ...damaged, ...unfinished];
   trouble.hidden = !faults.length;
   write(trouble, faults.join(" "));
@@ -64,13 +64,13 @@ function tellDisconnected() {
 }
 
 function tellTrouble(short, long) {
-  tell("bad", short);
+  showState("bad", short);
   trouble.hidden = false;
   write(trouble, long);
   set(main, "class", "stale");
 }
 
-function tell(state, words) {
+function showState(state, words) {
   set(link, "data-state", state);
   write(link, words);
 }

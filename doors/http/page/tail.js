@@ -12,10 +12,10 @@ const AGAIN = 1000; // ms until a stream that was refused is tried again
 /** Return the part of a topic's view that follows; its `stop` property ends it. */
 export function tail(topic) {
   const list = make("div", { class: "messages tail", role: "log", "aria-label": "Live tail", "aria-live": "off" });
-  const told = make("span", { role: "status", class: "faint" }, "Off");
+  const status = make("span", { role: "status", class: "faint" }, "Off");
   const button = make("button", { type: "button", "aria-pressed": "false", onclick: toggle }, "Follow");
-  const part = section("Live tail", make("div", { class: "row" }, button, told), list);
-  const stream = new Stream(topic, { told: (text) => write(told, text), came: paint(list) });
+  const part = section("Live tail", make("div", { class: "row" }, button, status), list);
+  const stream = new Stream(topic, { status: (text) => write(status, text), came: paint(list) });
 
   function toggle() {
     if (stream.on) stream.stop();
@@ -52,9 +52,9 @@ class Stream {
   #missed = 0;
   #next = {}; // partition -> the offset that comes next
 
-  constructor(topic, { told, came }) {
+  constructor(topic, { status, came }) {
     this.topic = topic;
-    this.told = told;
+    this.status = status;
     this.came = came;
   }
 
@@ -69,11 +69,11 @@ class Stream {
     this.on = false;
     clearTimeout(this.#timer);
     this.#source?.close();
-    this.told("Off");
+    this.status("Off");
   }
 
   #open() {
-    this.told("Connecting");
+    this.status("Connecting");
     this.#source = new EventSource(broker.tailAddress(this.topic));
     this.#source.addEventListener("joined", (event) => this.#joined(JSON.parse(event.data)));
     this.#source.addEventListener("end", (event) => this.#again(JSON.parse(event.data).reason));
@@ -81,10 +81,10 @@ class Stream {
     this.#source.addEventListener("error", () => this.#again("Disconnected"));
   }
 
-  /** The browser would skip what came between; opening anew, we at least can tell how much that was. */
+  /** The browser would skip what came between; opening anew, we can at least say how much that was. */
   #again(reason) {
     this.#source.close();
-    this.told(`${reason}. Trying again.`);
+    this.status(`${reason}. Trying again.`);
     clearTimeout(this.#timer);
     this.#timer = setTimeout(() => this.#open(), AGAIN);
   }
@@ -94,18 +94,18 @@ class Stream {
       this.#missed += Math.max(0, offset - (this.#next[partition] ?? offset));
       this.#next[partition] = offset;
     }
-    this.#tell();
+    this.#report();
   }
 
   #came(message) {
     this.#count += 1;
     this.#next[message.partition] = message.offset + 1;
     this.came(message);
-    this.#tell();
+    this.#report();
   }
 
-  #tell() {
+  #report() {
     const missed = this.#missed ? `; ${words.count(this.#missed)} came while disconnected and are not shown` : "";
-    this.told(`Following: ${words.plural(this.#count, "message")}${missed}`);
+    this.status(`Following: ${words.plural(this.#count, "message")}${missed}`);
   }
 }

@@ -80,17 +80,17 @@ function publisher(topic, partitions) {
   const either = make("option", { value: "" }, "by key, or in turn");
   const partition = make("select", { name: "partition" }, either, ...choices);
   const button = make("button", { type: "submit", class: "primary" }, "Publish");
-  const told = make("p", { role: "status", class: "faint" });
+  const status = make("p", { role: "status", class: "faint" });
 
   async function send(event) {
     event.preventDefault();
     set(button, "disabled", true);
     try {
       const { id } = await broker.publish(topic, message(value.value, key.value, partition.value));
-      write(told, `Stored as ${id}.`);
+      write(status, `Stored as ${id}.`);
       value.value = "";
     } catch (error) {
-      write(told, `Not published: ${error.message}`);
+      write(status, `Not published: ${error.message}`);
     }
     set(button, "disabled", false);
     value.focus();
@@ -104,7 +104,7 @@ function publisher(topic, partitions) {
     { class: "stack", onsubmit: send, "aria-label": "Publish a message" },
     make("label", {}, "Value", value),
     make("div", { class: "row" }, make("label", {}, "Key ", key), make("label", {}, "Partition ", partition)),
-    make("div", { class: "row" }, button, told),
+    make("div", { class: "row" }, button, status),
   );
   return section("Publish", form);
 }

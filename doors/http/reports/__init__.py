@@ -1,1 +1,1 @@
-"""What the broker tells of itself: topics, messages, metrics, as this door shows them."""
+"""What the broker reports of itself: topics, messages, metrics, as this door shows them."""

@@ -177,7 +177,7 @@ def _recovery(broker: MessageBroker) -> Iterator[Metric]:
         ("qb_recovery_topics", "Topics that the start found.", found.topics),
         ("qb_recovery_cut_bytes", "Bytes of torn tails that the start cut off after a kill.", found.cut_bytes),
         ("qb_recovery_rebuilt_indexes", "Indexes that the start built anew.", found.rebuilt_indexes),
-        ("qb_recovery_notes", "Things that the start told the operator.", len(found.notes)),
+        ("qb_recovery_notes", "Notes of the start for the operator.", len(found.notes)),
     ):
         yield GaugeMetricFamily(name, what, value=value)
 

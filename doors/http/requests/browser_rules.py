@@ -1,4 +1,4 @@
-"""What a browser may do through this door, and the headers that tell it so.
+"""What a browser may do through this door, and the headers that say so.
 
 The door asks for no password, so it must not serve pages of other sites that run in a browser on the same network.
 Three facts of a request give such a page away: the name by which it reached us (Host), the site that sent it

@@ -53,7 +53,7 @@ class BodyReader:
 
 
 class BodyLimit(NamedTuple):
-    """How long a body may be, and what a longer one is told to do."""
+    """How long a body may be, and what the refusal of a longer one advises."""
 
     size: int
     advice: str = ""

@@ -51,7 +51,7 @@ async def opened(directory: Path, pace: SyncPace | None = None) -> AsyncIterator
 
 
 class Slow:
-    """Counts the changes of each record, and holds the first until told to go on."""
+    """Counts the changes of each record, and holds the first until it may go on."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
@@ -170,7 +170,7 @@ async def test_state_that_may_lag_is_coalesced_and_durable_after_a_flush(
         assert slow.sizes == [1]  # the cursor; what was never there need not be removed
 
 
-async def test_state_that_may_lag_is_written_without_anybody_waiting(tmp_path: Path) -> None:
+async def test_state_that_may_lag_is_written_without_a_waiter(tmp_path: Path) -> None:
     async with opened(tmp_path) as metadata:
         metadata.put_soon("cursor", 1)
         await until(lambda: metadata.get("cursor") is not None)
@@ -249,36 +249,36 @@ async def test_after_the_end_writes_are_refused(tmp_path: Path) -> None:
         pass
     with pytest.raises(ShuttingDown):
         await metadata.put("k", 1)
-    told: list[Any] = []
-    metadata.put_then({"k": 1}, told.append)
-    assert told == [], "never inside the call"
+    outcomes: list[Any] = []
+    metadata.put_then({"k": 1}, outcomes.append)
+    assert outcomes == [], "never inside the call"
     await trio.testing.wait_all_tasks_blocked()
-    assert [type(error) for error in told] == [ShuttingDown]
+    assert [type(error) for error in outcomes] == [ShuttingDown]
 
 
-async def test_who_does_not_wait_is_told_when_it_is_durable_or_why_not(
+async def test_a_caller_that_does_not_wait_is_notified_when_it_is_durable_or_why_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(tmp_path) as metadata:
-        told: list[Any] = []
+        outcomes: list[Any] = []
 
         def done(error: Any) -> None:
-            told.append((error, metadata.get("a"), metadata.get("b")))
-            if len(told) == 1:
+            outcomes.append((error, metadata.get("a"), metadata.get("b")))
+            if len(outcomes) == 1:
                 metadata.put_then({"a": 3}, done)
 
         metadata.put_soon("a", 0)
         metadata.put_then({"a": 1, "b": 2}, done)
-        assert not told, "it does not block"
-        await until(lambda: len(told) == 2)
-        assert told == [
+        assert not outcomes, "it does not block"
+        await until(lambda: len(outcomes) == 2)
+        assert outcomes == [
             (None, MetadataEntry(1, 2), MetadataEntry(2, 1)),
             (None, MetadataEntry(3, 3), MetadataEntry(2, 1)),
         ]
         with monkeypatch.context() as patch:
             patch.setattr(MetadataLog, "commit", lambda *_: 1 / 0)
             metadata.put_then({"a": 4}, done)
-            await until(lambda: len(told) == 3)
-        error, kept, _ = told[-1]
+            await until(lambda: len(outcomes) == 3)
+        error, kept, _ = outcomes[-1]
         assert isinstance(error, Internal)
         assert kept == MetadataEntry(3, 3)
