@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -67,7 +68,11 @@ def reason(error: BaseException) -> str:
         return "interrupted"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error) or type(error).__name__
+    return re.sub(r"the argument (\w+)", _as_flag, str(error)) or type(error).__name__
+
+
+def _as_flag(argument: re.Match[str]) -> str:
+    return f"--{argument[1].replace('_', '-')}"
 
 
 def counted(number: int, noun: str) -> str:

@@ -53,7 +53,7 @@ class EscapedLines(logging.Formatter):
 def escape_warnings() -> None:
     """Escape what the client logs while no command has set up logging."""
     if logging.lastResort is not None:
-        logging.lastResort.setFormatter(EscapedLines())
+        logging.lastResort.setFormatter(EscapedLines("qb: %(message)s"))
 
 
 def log_to_standard_error() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -17,6 +18,7 @@ from qb.clients.aio.waiting import now
 from qb.clients.protocol.conversation import Conversation
 from qb.clients.protocol.forking import call_in_child
 from qb.clients.protocol.partition_spread import TopicRoutes
+from qb.core.wire.addresses import DEFAULT_HOST, addresses_of
 
 
 class AsyncBrokerClient(
@@ -33,33 +35,37 @@ class AsyncBrokerClient(
     In a child of os.fork() a client that was opened before raises UsedAfterFork, and to leave it does nothing.
 
     Args:
-        host: The broker's host name or address.
-        port: The broker's port for binary frames.
+        host: The broker's host name or address, or `qb://host:port`.
+        port: The broker's port for binary frames; 9999 if `host` has none either.
         client_id: A name for this client, shown by the broker's tools.
         request_timeout: Seconds that a call waits for the broker.
         heartbeat_interval: Seconds of silence on the connection after which the broker is asked for a sign of life.
         idempotent: Publish with numbers, so that what is sent again is stored once.
+        servers: Several addresses, in place of host and port: the first that answers is used, and the next when its
+            connection is lost.
         connect_wait: Seconds that the `async with` block tries to connect before it raises BrokerUnavailable; with 0 it
             raises at the first failure.
 
     Example:
-        >>> async with AsyncBrokerClient("127.0.0.1", 9999) as client:
+        >>> async with AsyncBrokerClient("qb://127.0.0.1:9999") as client:
         ...     receipt = await client.publish("orders", b"one")
         ...     print(receipt.offset)
     """
 
     def __init__(
         self,
-        host: str = "127.0.0.1",
-        port: int = 9999,
+        host: str = DEFAULT_HOST,
+        port: int | None = None,
         client_id: str | None = None,
         *,
         request_timeout: float = 30.0,
         heartbeat_interval: float = 30.0,
         idempotent: bool = True,
+        servers: Sequence[str] = (),
         connect_wait: float = 0.0,
     ) -> None:
-        self.host, self.port, self.client_id = host, port, client_id
+        self._servers = addresses_of(host, port, servers)
+        self.client_id = client_id
         self._request_timeout, self._connect_wait = request_timeout, connect_wait
         self._heartbeat_interval, self._idempotent = heartbeat_interval, idempotent
         self._routes = TopicRoutes()
@@ -71,8 +77,7 @@ class AsyncBrokerClient(
         self._conversation = Conversation(self.client_id, idempotent=self._idempotent)
         self._background = AsyncBackground()
         self._link = AsyncLink(
-            self.host,
-            self.port,
+            self._servers,
             self._conversation,
             self._background,
             heartbeat_interval=self._heartbeat_interval,
@@ -86,6 +91,37 @@ class AsyncBrokerClient(
         """In a child of fork(): begin anew, unless what was opened stays the parent's."""
         if self._link.may_begin_anew:
             self._begin()
+
+    @classmethod
+    def from_env(cls, **options: Any) -> AsyncBrokerClient:
+        """Make a client from the settings that the command line reads: `QB_*` variables and the file QB_CONFIG_FILE.
+
+        Args:
+            **options: Arguments of the constructor, which win over the settings.
+
+        Returns:
+            The client; `async with` connects it.
+
+        Raises:
+            ValueError: A setting makes no sense; the text names it.
+        """
+        from qb.core.settings import connection_options
+
+        return cls(**connection_options(**options))
+
+    def __repr__(self) -> str:
+        state = "connected" if self._link.up else "not connected"
+        return f"<{type(self).__name__} {self._link.server}, {state}>"
+
+    @property
+    def host(self) -> str:
+        """The host name or address of the broker; of several, of the one that is used now."""
+        return self._link.server.host
+
+    @property
+    def port(self) -> int:
+        """The port of that broker."""
+        return self._link.server.port
 
     @property
     def max_message_size(self) -> int:

@@ -8,6 +8,7 @@ therefore never held while the link is called.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 
 from qb.clients.aio.background import AsyncBackground
@@ -21,6 +22,7 @@ from qb.clients.protocol.client_errors import QBError, RequestRefused, RequestTi
 from qb.clients.protocol.conversation import Conversation, answer_of
 from qb.clients.protocol.forking import call_in_child
 from qb.clients.protocol.message import Message
+from qb.core.wire.addresses import BrokerAddress
 from qb.core.wire.errors import PeerMisbehaved
 from qb.core.wire.frames import Frame
 
@@ -33,8 +35,7 @@ class AsyncConsumerMembership:
     def __init__(
         self,
         options: ConsumerOptions,
-        host: str,
-        port: int,
+        servers: Sequence[BrokerAddress],
         client_id: str | None,
         request_timeout: float,
         heartbeat_interval: float,
@@ -50,11 +51,15 @@ class AsyncConsumerMembership:
         self._conversation = Conversation(client_id, idempotent=False)
         self._fetcher = Fetcher(self.state.assigned, self._conversation)
         self._make_link = partial(
-            AsyncLink, host, port, self._conversation, self._background, heartbeat_interval=heartbeat_interval
+            AsyncLink, servers, self._conversation, self._background, heartbeat_interval=heartbeat_interval
         )
         self.link = self._make_link()
         self.link.listener = self
         call_in_child(self, AsyncConsumerMembership._disown)
+
+    def __str__(self) -> str:
+        options = self._options
+        return f"{options.group_id!r} of {', '.join(options.topics)}, {self.link.server}"
 
     def _disown(self) -> None:
         """In a child of fork(): leave it to the parent if it was opened there."""

@@ -21,6 +21,7 @@ from qb.clients.protocol.forking import call_in_child, used_after_fork
 from qb.clients.protocol.publish_frames import PublishForm
 from qb.clients.protocol.push_listener import PushListener
 from qb.clients.protocol.unacked_publishes import UnackedBatch
+from qb.core.wire.addresses import BrokerAddress
 from qb.core.wire.frames import Frame, Frames
 
 __all__ = ["AsyncLink", "AsyncPendingCall"]
@@ -33,14 +34,13 @@ class AsyncLink:
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        servers: Sequence[BrokerAddress],
         conversation: Conversation,
         background: AsyncBackground,
         *,
         heartbeat_interval: float,
     ) -> None:
-        self._connection = AsyncSharedConnection(host, port, conversation, background, heartbeat_interval)
+        self._connection = AsyncSharedConnection(servers, conversation, background, heartbeat_interval)
         self._conversation = conversation
         self._task: AsyncLinkTask | None = None  # from open() to close()
         self._before: AsyncLinkTask | None = None  # the one that close() has ended
@@ -60,6 +60,11 @@ class AsyncLink:
     @listener.setter
     def listener(self, listener: PushListener) -> None:
         self._connection.listener = listener
+
+    @property
+    def server(self) -> BrokerAddress:
+        """The broker that it is connected to, or tries next."""
+        return self._connection.trouble.server
 
     @property
     def inherited(self) -> bool:

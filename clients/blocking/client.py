@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +19,7 @@ from qb.clients.blocking.waiting import now
 from qb.clients.protocol.conversation import Conversation
 from qb.clients.protocol.forking import call_in_child
 from qb.clients.protocol.partition_spread import TopicRoutes
+from qb.core.wire.addresses import DEFAULT_HOST, addresses_of
 
 
 class BrokerClient(PublishMethods, SubscriptionMethods, OffsetAndGroupMethods, TransactionMethods):
@@ -32,33 +34,37 @@ class BrokerClient(PublishMethods, SubscriptionMethods, OffsetAndGroupMethods, T
     raise UsedAfterFork, and to leave them there does nothing.
 
     Args:
-        host: The broker's host name or address.
-        port: The broker's port for binary frames.
+        host: The broker's host name or address, or `qb://host:port`.
+        port: The broker's port for binary frames; 9999 if `host` has none either.
         client_id: A name for this client, shown by the broker's tools.
         request_timeout: Seconds that a call waits for the broker.
         heartbeat_interval: Seconds of silence on the connection after which the broker is asked for a sign of life.
         idempotent: Publish with numbers, so that what is sent again is stored once.
+        servers: Several addresses, in place of host and port: the first that answers is used, and the next when its
+            connection is lost.
         connect_wait: Seconds that the `with` block tries to connect before it raises BrokerUnavailable; with 0 it
             raises at the first failure.
 
     Example:
-        >>> with BrokerClient("127.0.0.1", 9999) as client:
+        >>> with BrokerClient("qb://127.0.0.1:9999") as client:
         ...     receipt = client.publish("orders", b"one")
         ...     print(receipt.offset)
     """
 
     def __init__(
         self,
-        host: str = "127.0.0.1",
-        port: int = 9999,
+        host: str = DEFAULT_HOST,
+        port: int | None = None,
         client_id: str | None = None,
         *,
         request_timeout: float = 30.0,
         heartbeat_interval: float = 30.0,
         idempotent: bool = True,
+        servers: Sequence[str] = (),
         connect_wait: float = 0.0,
     ) -> None:
-        self.host, self.port, self.client_id = host, port, client_id
+        self._servers = addresses_of(host, port, servers)
+        self.client_id = client_id
         self._request_timeout, self._connect_wait = request_timeout, connect_wait
         self._heartbeat_interval, self._idempotent = heartbeat_interval, idempotent
         self._routes = TopicRoutes()
@@ -70,8 +76,7 @@ class BrokerClient(PublishMethods, SubscriptionMethods, OffsetAndGroupMethods, T
         self._conversation = Conversation(self.client_id, idempotent=self._idempotent)
         self._background = Background()
         self._link = Link(
-            self.host,
-            self.port,
+            self._servers,
             self._conversation,
             self._background,
             heartbeat_interval=self._heartbeat_interval,
@@ -85,6 +90,37 @@ class BrokerClient(PublishMethods, SubscriptionMethods, OffsetAndGroupMethods, T
         """In a child of fork(): begin anew, unless what was opened stays the parent's."""
         if self._link.may_begin_anew:
             self._begin()
+
+    @classmethod
+    def from_env(cls, **options: Any) -> BrokerClient:
+        """Make a client from the settings that the command line reads: `QB_*` variables and the file QB_CONFIG_FILE.
+
+        Args:
+            **options: Arguments of the constructor, which win over the settings.
+
+        Returns:
+            The client; `with` connects it.
+
+        Raises:
+            ValueError: A setting makes no sense; the text names it.
+        """
+        from qb.core.settings import connection_options
+
+        return cls(**connection_options(**options))
+
+    def __repr__(self) -> str:
+        state = "connected" if self._link.up else "not connected"
+        return f"<{type(self).__name__} {self._link.server}, {state}>"
+
+    @property
+    def host(self) -> str:
+        """The host name or address of the broker; of several, of the one that is used now."""
+        return self._link.server.host
+
+    @property
+    def port(self) -> int:
+        """The port of that broker."""
+        return self._link.server.port
 
     @property
     def max_message_size(self) -> int:

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from types import TracebackType
+from typing import Any
 
 from qb.clients.blocking.consumer_iteration import ConsumerIteration
 from qb.clients.blocking.consumer_membership import ConsumerMembership
@@ -14,6 +15,7 @@ from qb.clients.consuming.assigned_partitions import AssignedPartition
 from qb.clients.consuming.consumer_options import checked_options
 from qb.clients.protocol.client_errors import StaleGeneration, UsedAfterFork
 from qb.clients.protocol.message import Message
+from qb.core.wire.addresses import DEFAULT_HOST, addresses_of
 
 
 class Consumer(ConsumerIteration):
@@ -28,8 +30,10 @@ class Consumer(ConsumerIteration):
     Args:
         group_id: The group; its members share the partitions of their topics.
         topics: The name of a topic, or several.
-        host: The broker's host name or address.
-        port: The broker's port for binary frames.
+        host: The broker's host name or address, or `qb://host:port`.
+        port: The broker's port for binary frames; 9999 if `host` has none either.
+        servers: Several addresses, in place of host and port: the first that answers is used, and the next when its
+            connection is lost.
         client_id: A name for this client, shown by the broker's tools.
         auto_commit: Commit what is handled without being asked to.
         auto_commit_interval_ms: How often to, in milliseconds.
@@ -55,8 +59,9 @@ class Consumer(ConsumerIteration):
         group_id: str,
         topics: str | Iterable[str],
         *,
-        host: str = "127.0.0.1",
-        port: int = 9999,
+        host: str = DEFAULT_HOST,
+        port: int | None = None,
+        servers: Sequence[str] = (),
         client_id: str | None = None,
         auto_commit: bool = True,
         auto_commit_interval_ms: int = 5000,
@@ -77,8 +82,32 @@ class Consumer(ConsumerIteration):
             session_timeout,
             rebalance_timeout,
         )
-        self._member = ConsumerMembership(options, host, port, client_id, request_timeout, heartbeat_interval)
+        self._member = ConsumerMembership(
+            options, addresses_of(host, port, servers), client_id, request_timeout, heartbeat_interval
+        )
         self._most = max_poll_records
+
+    @classmethod
+    def from_env(cls, group_id: str, topics: str | Iterable[str], **options: Any) -> Consumer:
+        """Make a consumer of the broker that the command line talks to: see BrokerClient.from_env().
+
+        Args:
+            group_id: The group.
+            topics: The name of a topic, or several.
+            **options: Arguments of the constructor, which win over the settings.
+
+        Returns:
+            The consumer.
+
+        Raises:
+            ValueError: A setting makes no sense; the text names it.
+        """
+        from qb.core.settings import connection_options
+
+        return cls(group_id, topics, **connection_options(**options))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._member}>"
 
     def __enter__(self) -> Consumer:
         self._member.open()

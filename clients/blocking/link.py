@@ -30,6 +30,7 @@ from qb.clients.protocol.forking import call_in_child, used_after_fork
 from qb.clients.protocol.publish_frames import PublishForm
 from qb.clients.protocol.push_listener import PushListener
 from qb.clients.protocol.unacked_publishes import UnackedBatch
+from qb.core.wire.addresses import BrokerAddress
 from qb.core.wire.frames import Frame, Frames
 
 __all__ = ["Link", "PendingCall"]
@@ -42,14 +43,13 @@ class Link:
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        servers: Sequence[BrokerAddress],
         conversation: Conversation,
         background: Background,
         *,
         heartbeat_interval: float,
     ) -> None:
-        self._connection = SharedConnection(host, port, conversation, background)
+        self._connection = SharedConnection(servers, conversation, background)
         self._conversation, self._heartbeat_interval = conversation, heartbeat_interval
         self._waiting: deque[None] = deque()  # one for each caller that waits for an answer: it needs no lock
         self._thread: LinkThread | None = None  # from open() to close()
@@ -69,6 +69,11 @@ class Link:
     @listener.setter
     def listener(self, listener: PushListener) -> None:
         self._connection.listener = listener
+
+    @property
+    def server(self) -> BrokerAddress:
+        """The broker that it is connected to, or tries next."""
+        return self._connection.trouble.server
 
     @property
     def inherited(self) -> bool:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import socket
+import time
+from collections.abc import Sequence
 
 from qb.clients.protocol.client_errors import BrokerUnavailable, ConnectionLost, RequestRefused, RequestTimedOut
+from qb.core.wire.addresses import BrokerAddress
 
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
 CONNECT_TIMEOUT = 5.0  # for one attempt, the broker's answer to HELLO included
+SILENT_FOR = 1.0  # seconds without a connection after which the log says what is waited for
+
+log = logging.getLogger("qb.client")
 
 _random = random.Random()  # of our own: a program's seeded random numbers are not ours to use up
 
@@ -31,19 +38,55 @@ class ReconnectBackoff:
 
 
 class ConnectionTrouble:
-    """What went wrong with one address last, as the errors that callers get."""
+    """Which of the brokers to connect to, and what went wrong last, as log lines and the errors that callers get."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
-        self._text = f"no connection to {host}:{port} yet"
+    def __init__(self, servers: Sequence[BrokerAddress]) -> None:
+        self._servers, self._turn = servers, 0
+        self._text = f"no connection to {servers[0]} yet"
         self._refusal: RequestRefused | None = None
-        self.failures = 0  # attempts that failed and connections that were lost, so far
+        self._up = False
+        self._connections = 0
+        self._failed_in_turn = 0  # attempts since the last connection
+        self._down_since: float | None = None  # when the first of these failed
+        self._told = False  # has the log said what is waited for?
+        self.failures = 0  # how often all brokers have failed in turn, and connections were lost, so far
+
+    @property
+    def server(self) -> BrokerAddress:
+        """The broker that we are connected to, or the one to try next."""
+        return self._servers[self._turn]
+
+    def welcomed(self) -> None:
+        """Take note of a connection."""
+        self._up, self._failed_in_turn, self._down_since, self._told = True, 0, None, False
+        self._connections += 1
+        log.info("connected to %s%s", self.server, " again" if self._connections > 1 else "")
+
+    def closed(self) -> None:
+        """Take note that no connection is wanted any more."""
+        self._up, self._failed_in_turn, self._down_since = False, 0, None
 
     def note(self, error: BaseException) -> None:
         """Take note of why there is no connection (any more)."""
-        self._text = explain(self._host, self._port, error)
+        self._text = explain(self.server, error)
         self._refusal = error if isinstance(error, RequestRefused) else None
-        self.failures += 1
+        was_up, self._up = self._up, False
+        if was_up:
+            log.warning("lost the connection: %s; connecting again", self._text)
+        else:
+            self._failed_in_turn += 1
+            self._tell_once()
+        if was_up or self._failed_in_turn % len(self._servers) == 0:
+            self.failures += 1
+        self._turn = (self._turn + 1) % len(self._servers)
+
+    def _tell_once(self) -> None:
+        """Say what is waited for, if that has taken long and is not said yet."""
+        now = time.monotonic()
+        self._down_since = self._down_since or now
+        if not self._told and now - self._down_since >= SILENT_FOR:
+            self._told = True
+            log.warning("waiting for a broker: %s", self._text)
 
     def unavailable(self) -> BrokerUnavailable:
         """For a call that was never sent."""
@@ -54,27 +97,26 @@ class ConnectionTrouble:
 
     def stalled(self) -> RequestTimedOut:
         """For a call that was never sent because earlier ones get no answer."""
-        return RequestTimedOut(f"{self._host}:{self._port} answers nothing; nothing more was sent")
+        return RequestTimedOut(f"{self.server} answers nothing; nothing more was sent")
 
     def unanswered(self) -> RequestTimedOut:
         """For a request that was sent."""
-        return RequestTimedOut(f"{self._host}:{self._port} did not answer in time; it may still carry out the request")
+        return RequestTimedOut(f"{self.server} did not answer in time; it may still carry out the request")
 
     def lost(self) -> ConnectionLost:
         """For a request that was sent, on a connection that is gone."""
         return ConnectionLost(f"the connection was lost before the answer came: {self._text}")
 
 
-def explain(host: str, port: int, error: BaseException) -> str:
+def explain(address: BrokerAddress, error: BaseException) -> str:
     """Return one sentence that says why there is no connection and what to check."""
-    address = f"{host}:{port}"
     error = _first_cause(error)
-    if not 1 <= port <= 65535:
-        return f"there is no port {port}; a port is from 1 to 65535"
+    if not 1 <= address.port <= 65535:
+        return f"there is no port {address.port}; a port is from 1 to 65535"
     if isinstance(error, ConnectionRefusedError):
         return f"nothing listens on {address}; start the broker with: qb-server"
     if isinstance(error, socket.gaierror):
-        return f"the host name {host!r} cannot be resolved; check --host"
+        return f"the host name {address.host!r} cannot be resolved; check the argument host"
     if isinstance(error, TimeoutError):
         return f"no answer from {address} within {CONNECT_TIMEOUT:g} s; check the address and firewalls in between"
     if isinstance(error, EOFError):

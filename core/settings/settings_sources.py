@@ -22,7 +22,7 @@ _BY_FLAG = {flag: setting for setting in TABLE for flag in setting.flags}
 _SECTIONS = tuple(get_type_hints(Settings))
 
 
-class SettingsError(Exception):
+class SettingsError(ValueError):
     """A setting that is unknown or malformed: one line that names it, where it came from and what is wrong."""
 
     def __init__(self, what: str) -> None:

@@ -214,6 +214,8 @@ def test_a_broker_that_dies_in_the_middle_is_reported_with_what_it_had_stored(br
     out, err = process.communicate(b"three\n", timeout=20)
     assert (process.returncode, out) == (1, b"")
     lines = err.decode().splitlines()
+    lost, *lines = lines
+    assert lost.startswith("qb: lost the connection: ")
     assert len(lines) == 2
     assert lines[1] == "qb: known to be stored: 2 messages; the first that is not: line 3"
 

@@ -18,6 +18,7 @@ from qb import (
     TooManyConnections,
 )
 from qb.clients.protocol.reconnecting import LONGEST_PAUSE, ReconnectBackoff, explain
+from qb.core.wire.addresses import BrokerAddress
 from tests.support.scripted_broker import Plan, ScriptedBroker
 
 pytestmark = pytest.mark.timeout(40)
@@ -288,7 +289,7 @@ def test_pauses_grow_up_to_a_limit_and_start_anew() -> None:
     ],
 )
 def test_each_reason_has_its_sentence(error: Exception, says: str) -> None:
-    assert says in explain("h", 1, error)
+    assert says in explain(BrokerAddress("h", 1), error)
 
 
 def test_a_port_that_cannot_be_is_said_to_be_none() -> None:

@@ -25,7 +25,7 @@ class AsyncLinkTask:
         self._connection, self._before, self._failed = connection, before, failed
         self._scope = connection.background.shield()  # not reached by the cancellation of the caller
         self._ended = trio.Event()
-        connection.background.start(f"qb {connection.host}:{connection.port}", self._run)
+        connection.background.start(f"qb {connection.trouble.server}", self._run)
 
     def close(self) -> None:
         """Have it end."""
@@ -43,6 +43,7 @@ class AsyncLinkTask:
                     self._before = None
                 await self._keep_up()
         finally:
+            self._connection.trouble.closed()
             if self._connection.phase is Phase.BACKING_OFF:
                 self._connection.advance(PhaseEvent.ENDED)
             self._ended.set()
@@ -64,7 +65,7 @@ class AsyncLinkTask:
         """One connection, from the attempt to the end, which always raises."""
         connection = self._connection
         with trio.fail_after(CONNECT_TIMEOUT):
-            stream = await trio.open_tcp_stream(connection.host, connection.port)
+            stream = await trio.open_tcp_stream(*connection.trouble.server)
             connection.connected(stream)
             await self._greet(stream)
         backoff.reset()

@@ -5,7 +5,7 @@ A write is never cancelled halfway: half a frame would spoil the connection for 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import trio
 
@@ -28,6 +28,7 @@ from qb.clients.protocol.conversation import (
 from qb.clients.protocol.push_listener import PushListener
 from qb.clients.protocol.reconnecting import ConnectionTrouble
 from qb.clients.protocol.unacked_publishes import UnackedBatch
+from qb.core.wire.addresses import BrokerAddress
 from qb.core.wire.frames import Frame, Frames
 
 RECEIVE_SIZE = 64 * 1024
@@ -55,16 +56,20 @@ class AsyncSharedConnection:
     listener: PushListener
 
     def __init__(
-        self, host: str, port: int, conversation: Conversation, background: AsyncBackground, heartbeat_interval: float
+        self,
+        servers: Sequence[BrokerAddress],
+        conversation: Conversation,
+        background: AsyncBackground,
+        heartbeat_interval: float,
     ) -> None:
-        self.host, self.port, self.heartbeat_interval = host, port, heartbeat_interval
+        self.heartbeat_interval = heartbeat_interval
         self.conversation, self.background = conversation, background
         self.sending = trio.Semaphore(1, max_value=1)  # the right to write; a task may pass it on to another
         self.changed = AsyncGuard()
         self.phase = Phase.DOWN
         self.stream: trio.SocketStream | None = None
         self.calls: dict[int, AsyncPendingCall] = {}
-        self.trouble = ConnectionTrouble(host, port)
+        self.trouble = ConnectionTrouble(servers)
 
     @property
     def up(self) -> bool:
@@ -164,6 +169,7 @@ class AsyncSharedConnection:
             case PushedFrame(frame):
                 self.listener.pushed(frame)
             case Welcome(_, uncertain):
+                self.trouble.welcomed()
                 release(uncertain)
                 await self.resume(stream)
             case Goodbye(reason):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from qb.clients.aio.background import AsyncBackground
@@ -11,15 +11,15 @@ from qb.clients.aio.subscribing.joined import AsyncClientSubscriptions
 from qb.clients.aio.waiting import now
 from qb.clients.protocol.conversation import Conversation, answer_of
 from qb.clients.protocol.partition_spread import TopicRoutes
+from qb.core.wire.addresses import BrokerAddress
 from qb.core.wire.frames import Frame
 
 
 class AsyncClientBase:
     """The connection of a client, and the requests that go over it."""
 
-    host: str
-    port: int
     client_id: str | None
+    _servers: Sequence[BrokerAddress]
     _request_timeout: float
     _background: AsyncBackground
     _link: AsyncLink

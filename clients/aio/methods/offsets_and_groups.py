@@ -158,7 +158,7 @@ class AsyncOffsetAndGroupMethods(AsyncClientBase):
             ...         print(message.text())
         """
         about = {"client_id": self.client_id, "request_timeout": self._request_timeout}
-        return AsyncConsumer(group_id, topics, host=self.host, port=self.port, **about | options)
+        return AsyncConsumer(group_id, topics, servers=[str(each) for each in self._servers], **about | options)
 
     async def commit_offsets(self, group_id: str, offsets: Iterable[tuple[str, int, int]]) -> None:
         """Store offsets for a group, whether it has members or not; for tools.

@@ -24,7 +24,7 @@ class LinkThread:
     def __init__(self, connection: SharedConnection, heartbeat_interval: float, before: LinkThread | None) -> None:
         self._connection, self._heartbeat_interval, self._before = connection, heartbeat_interval, before
         self._closing = threading.Event()
-        name = f"qb {connection.host}:{connection.port}"
+        name = f"qb {connection.trouble.server}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -57,6 +57,7 @@ class LinkThread:
             finally:
                 self._connection.lost()
             self._closing.wait(backoff.pause())
+        self._connection.trouble.closed()
         if self._connection.phase is not Phase.DOWN:
             self._advance(PhaseEvent.ENDED)
 
@@ -66,11 +67,12 @@ class LinkThread:
 
     def _note(self, error: BaseException) -> None:
         with self._connection.changed:
-            self._connection.trouble.note(error)
+            if not self._closing.is_set():
+                self._connection.trouble.note(error)
             self._connection.changed.notify_all()
 
     def _connect(self) -> socket.socket:
-        sock = connect(self._connection.host, self._connection.port)
+        sock = connect(*self._connection.trouble.server)
         self._connection.connected(sock)
         if self._closing.is_set():
             hang_up(sock)

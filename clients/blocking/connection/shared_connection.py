@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from qb.clients.blocking.background import Background
 from qb.clients.blocking.connection.reading_duty import DutyEvent, ReadingDuty
@@ -31,6 +31,7 @@ from qb.clients.protocol.conversation import (
 from qb.clients.protocol.push_listener import PushListener
 from qb.clients.protocol.reconnecting import ConnectionTrouble
 from qb.clients.protocol.unacked_publishes import UnackedBatch
+from qb.core.wire.addresses import BrokerAddress
 from qb.core.wire.frames import Frame, Frames
 
 RECEIVE_SIZE = 64 * 1024  # answers are small; a larger buffer costs a fresh mapping at each read
@@ -58,8 +59,7 @@ class SharedConnection:
 
     listener: PushListener
 
-    def __init__(self, host: str, port: int, conversation: Conversation, background: Background) -> None:
-        self.host, self.port = host, port
+    def __init__(self, servers: Sequence[BrokerAddress], conversation: Conversation, background: Background) -> None:
         self.conversation, self._background = conversation, background
         self.make_locks()
         self.needed = threading.Event()  # wakes the link's thread when it stands aside
@@ -68,7 +68,7 @@ class SharedConnection:
         self.socket: socket.socket | None = None
         self.calls: dict[int, PendingCall] = {}
         self.wanting = 0  # callers that wait for connection or room
-        self.trouble = ConnectionTrouble(host, port)
+        self.trouble = ConnectionTrouble(servers)
 
     def make_locks(self) -> None:
         self.reading = threading.Lock()
@@ -193,6 +193,7 @@ class SharedConnection:
             case PushedFrame(frame):
                 self._push(frame)
             case Welcome(_, uncertain):
+                self.trouble.welcomed()
                 release(uncertain)
                 self.resume(sock)
             case Goodbye(reason):

@@ -159,7 +159,7 @@ class OffsetAndGroupMethods(ClientBase):
             ...         print(message.text())
         """
         about = {"client_id": self.client_id, "request_timeout": self._request_timeout}
-        return Consumer(group_id, topics, host=self.host, port=self.port, **about | options)
+        return Consumer(group_id, topics, servers=[str(each) for each in self._servers], **about | options)
 
     def commit_offsets(self, group_id: str, offsets: Iterable[tuple[str, int, int]]) -> None:
         """Store offsets for a group, whether it has members or not; for tools.

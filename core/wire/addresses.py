@@ -1,0 +1,45 @@
+"""Where brokers are: `qb://host:port` and its shorter forms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 9999
+_FORM = re.compile(
+    r"(?:qb://)?(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[^\[\]/:@\s]+))(?::(?P<port>\d{1,5}))?/?"
+)
+
+
+class BrokerAddress(NamedTuple):
+    """One broker."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str, port: int | None = None) -> BrokerAddress:
+    """Read `qb://host:port`, `host:port`, `host`, or an IPv6 address; with a `port` the text must have none.
+
+    Raises ValueError.
+    """
+    if text.count(":") > 1 and re.fullmatch(r"[0-9A-Fa-f:.]+(%\w+)?", text):  # a bare IPv6 address
+        return BrokerAddress(text, DEFAULT_PORT if port is None else port)
+    found = _FORM.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no address of a broker: write host, host:port or qb://host:port")
+    if found["port"] is not None and port is not None:
+        raise ValueError(f"{text!r} has a port already: leave the argument port away")
+    given = port if found["port"] is None else int(found["port"])
+    return BrokerAddress(found["v6"] or found["host"], DEFAULT_PORT if given is None else given)
+
+
+def addresses_of(host: str, port: int | None, servers: Sequence[str]) -> tuple[BrokerAddress, ...]:
+    """Return the brokers that the arguments of a client name. Raises ValueError, TypeError."""
+    if isinstance(servers, str):
+        raise TypeError("the argument servers is a list of addresses, not one text")
+    return tuple(parse_address(each) for each in servers) or (parse_address(host, port),)
