@@ -14,7 +14,8 @@ from qb.core.subscriptions.messages.cursor import Cursor
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.message_records import MessageRecord
 from qb.core.subscriptions.queues.key_queue import KeyQueue, place_of
-from qb.core.subscriptions.queues.round_robin import RoundRobin
+from qb.core.subscriptions.queues.round_robin import RoundRobin, Turns
+from qb.core.subscriptions.subscription_options import LARGEST_WINDOW
 
 Entry = tuple[int, int, KeyQueue]  # the offset of its head, a tie-breaker, a queue
 PassedOn = dict[JoinedSubscriber, dict[int, list[int]]]  # offsets by subscriber and partition
@@ -58,10 +59,8 @@ class KeyOrderedQueue:
     def settled(self, record: MessageRecord) -> None:
         queue = self.key_queue(record)
         queue.settle(record)
-        if queue.empty:
-            del self._keys[_key_of(record)]
-        else:
-            self._schedule(queue)
+        self._let_go(_key_of(record), queue)
+        self._schedule(queue)
 
     def left(self, subscriber: JoinedSubscriber) -> None:
         for queue in self._keys.values():
@@ -114,7 +113,7 @@ class KeyOrderedQueue:
         Those that cannot go out now are passed over; `cursor` knows all of them by their keys then.
         """
         partition, queues, open_keys = cursor.partition, self._keys, cursor.keys
-        turns = _Turns(round_robin)
+        turns = Turns(round_robin)
         rooms = turns.rooms
         given: dict[JoinedSubscriber, list[int]] = {member: [] for member in rooms}
         for offset, key in enumerate(keys, cursor.next):
@@ -124,13 +123,12 @@ class KeyOrderedQueue:
                 queue = queues.get(key)
                 if queue is None:
                     queue = queues[key] = KeyQueue(key, turns.next())
-                owner = queue.owner or turns.next()
-                if rooms[owner] <= 0 or queue.has_waiting(partition):
+                if queue.has_waiting(partition) or (queue.owner and rooms[queue.owner] <= 0):
                     cursor.passed[offset] = key
                     queue.pass_over(partition, offset)
                     self._note_passed(queue)
                     continue
-                queue.owner = owner
+                owner = queue.owner = queue.owner or turns.next()
                 queue.leased.add((partition, offset))
             rooms[owner] -= 1
             open_keys[offset] = key
@@ -141,44 +139,65 @@ class KeyOrderedQueue:
     def pass_on(self, round_robin: RoundRobin, limit: int | None) -> PassedOn:
         """Take out messages that were passed over, by subscriber and partition, as far as there is room."""
         given: PassedOn = {}
-        for queue in self._passed.pop(None, ()):
-            queue.owner = queue.owner or round_robin.next()
-            self._note_passed(queue)
-        for member in round_robin if self._passed else ():
-            room = member.room if limit is None else min(member.room, limit)
-            while room > 0 and (queues := self._passed.get(member)):
-                share = -(-room // len(queues))
-                for queue in list(islice(queues, room)):
-                    taken = queue.take_passed(min(share, room))
-                    room -= len(taken)
-                    for partition, offset in taken:
-                        queue.leased.add((partition, offset))
-                        given.setdefault(member, {}).setdefault(partition, []).append(offset)
-                    del queues[queue]
-                    self._note_passed(queue)
-                if not queues:
-                    self._passed.pop(member, None)
-            if limit is not None and given:
-                break
+        if not self._passed:
+            return given
+        turns = Turns(round_robin, limit)
+        for member in list(turns.rooms):
+            while (room := turns.room(member)) and (queues := self._passed.get(member)):
+                self._pass_on(list(islice(queues, room)), member, turns, given)
+        while turns.left and (unowned := self._passed.get(None)):
+            share = -(-turns.left // len(unowned))
+            self._pass_on([next(iter(unowned))], turns.next(), turns, given, share)
+        turns.end()
         return given
+
+    def _pass_on(
+        self,
+        queues: list[KeyQueue],
+        member: JoinedSubscriber,
+        turns: Turns,
+        given: PassedOn,
+        most: int = LARGEST_WINDOW,
+    ) -> None:
+        """Give a subscriber what was passed over in these queues, the same number of each while it has room."""
+        share = min(most, -(-turns.room(member) // len(queues)))
+        for queue in queues:
+            self._forget_passed(queue)
+            if taken := queue.take_passed(min(share, turns.room(member))):
+                queue.owner = member
+                turns.take(member, len(taken))
+            for partition, offset in taken:
+                queue.leased.add((partition, offset))
+                given.setdefault(member, {}).setdefault(partition, []).append(offset)
+            self._note_passed(queue)
 
     def settled_fresh(self, partition: int, offset: int, key: str | None) -> None:
         """Forget a message in flight that has no record."""
         if key is not None:
             queue = self._keys[key]
             queue.leased.discard((partition, offset))
-            if queue.empty:
-                del self._keys[key]
+            if not queue.leased:
+                self._let_go(key, queue)
 
     def drop_passed(self, partition: int, offsets: range, keys: set[str]) -> None:
         """Forget messages of these keys that were passed over."""
         for key in keys:
             queue = self._keys[key]
             queue.drop_passed(partition, offsets)
-            if not queue.passed:
+            if not queue.can_pass_on():
                 self._forget_passed(queue)
-            if queue.empty:
-                del self._keys[key]
+            self._let_go(key, queue)
+
+    def _let_go(self, key: str | tuple[int, int], queue: KeyQueue) -> None:
+        """Unbind a key of which nothing was delivered that is not settled, and forget it if nothing waits either."""
+        if queue.bound:
+            return
+        self._forget_passed(queue)
+        queue.owner = None
+        if queue.passed:
+            self._note_passed(queue)
+        else:
+            del self._keys[key]
 
     def queue_of(self, key: str) -> KeyQueue:
         """Return the queue of a key that has unsettled messages."""
@@ -235,29 +254,6 @@ class KeyOrderedQueue:
         queue.scheduled = True
         target = self._waiting_for_room.setdefault(queue.owner, []) if wait and queue.owner else self._movable
         heappush(target, (head.offset, next(self._number), queue))
-
-
-class _Turns:
-    """The rooms of all subscribers while one slice is distributed, and the next one in turn that has room."""
-
-    def __init__(self, round_robin: RoundRobin) -> None:
-        self.rooms = {member: member.room for member in round_robin}
-        self._round_robin = round_robin
-        self._members = list(self.rooms)
-        self._at = 0
-
-    def next(self) -> JoinedSubscriber:
-        """Return the next subscriber in turn that has room; there is one."""
-        members, rooms = self._members, self.rooms
-        while True:
-            member = members[self._at]
-            self._at = (self._at + 1) % len(members)
-            if rooms[member] > 0:
-                return member
-
-    def end(self) -> None:
-        """Let the turn go on from here."""
-        self._round_robin.move_on(self._at)
 
 
 def _key_of(record: MessageRecord) -> str | tuple[int, int]:

@@ -89,9 +89,9 @@ class KeyQueue:
         return partition in self.passed or self._is_blocked(partition)
 
     @property
-    def empty(self) -> bool:
-        """True if all its messages are settled."""
-        return not (self.leased or self.passed or (self._recorded is not None and self._recorded.open))
+    def bound(self) -> bool:
+        """True while a message that was delivered is not settled."""
+        return bool(self.leased) or (self._recorded is not None and bool(self._recorded.open))
 
     def head(self) -> MessageRecord | None:
         """Return the recorded message that may go out next, and keep it; None if none may."""

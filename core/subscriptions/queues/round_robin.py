@@ -91,3 +91,36 @@ class RoundRobin:
     def move_on(self, count: int) -> None:
         """Let so many subscribers have had their turn."""
         self._ring = self._ring[count:] + self._ring[:count]
+
+
+class Turns:
+    """The rooms of all subscribers while messages are distributed by key, and the next one in turn that has room."""
+
+    def __init__(self, round_robin: RoundRobin, limit: int | None = None) -> None:
+        self.rooms = {member: max(0, member.room) for member in round_robin}
+        self.left = sum(self.rooms.values()) if limit is None else min(limit, sum(self.rooms.values()))
+        self._round_robin = round_robin
+        self._members = list(self.rooms)
+        self._at = 0
+
+    def next(self) -> JoinedSubscriber:
+        """Return the next subscriber in turn that has room; there must be one."""
+        members, rooms = self._members, self.rooms
+        while True:
+            member = members[self._at]
+            self._at = (self._at + 1) % len(members)
+            if rooms[member] > 0:
+                return member
+
+    def room(self, member: JoinedSubscriber) -> int:
+        """Return how many messages may go to this subscriber now."""
+        return min(self.left, self.rooms[member])
+
+    def take(self, member: JoinedSubscriber, count: int) -> None:
+        """So many messages go to this subscriber."""
+        self.rooms[member] -= count
+        self.left -= count
+
+    def end(self) -> None:
+        """Let the turn go on from here."""
+        self._round_robin.move_on(self._at)
