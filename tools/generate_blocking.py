@@ -50,8 +50,9 @@ NAMES = {
 }
 # In docstrings and comments, within one line; longer phrases first. A line of which nothing is left is left out.
 WORDS = (
-    ("for any number of tasks of one trio run", "for any number of threads"),
+    ("for any number of tasks of one event loop", "for any number of threads"),
     ("Every method may wait", "Every method may block"),
+    ("It runs under asyncio, under uvloop and under trio.", ""),
     ("It is used inside `async with`, the block that its tasks live in: a call outside it raises RuntimeError.", ""),
     ("It is used inside `async with`, the block that its tasks live in.", ""),
     ("A call that is cancelled leaves the client usable; a publish that is cancelled may or may not be stored.", ""),

@@ -24,11 +24,12 @@ from qb.core.wire.addresses import DEFAULT_HOST, addresses_of
 class AsyncBrokerClient(
     AsyncPublishMethods, AsyncSubscriptionMethods, AsyncOffsetAndGroupMethods, AsyncTransactionMethods
 ):
-    """A broker, for any number of tasks of one trio run. Every method may wait for up to `request_timeout` seconds.
+    """A broker, for any number of tasks of one event loop. Every method may wait for up to `request_timeout` seconds.
 
     Connects again, by itself, whenever the connection is lost. Calls made meanwhile wait for it and raise
     BrokerUnavailable when it takes too long. `idempotent` publishes that were on their way are sent again and are never
     stored twice; without it they raise PublishUncertain. A refusal raises RequestRefused or one of its subclasses.
+    It runs under asyncio, under uvloop and under trio.
     It is used inside `async with`, the block that its tasks live in: a call outside it raises RuntimeError.
     A call that is cancelled leaves the client usable; a publish that is cancelled may or may not be stored.
 
@@ -177,6 +178,7 @@ class AsyncBrokerClient(
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._background.interrupt(error)  # async only
         try:
             await self.disconnect()
         finally:

@@ -25,6 +25,7 @@ class AsyncConsumer(AsyncConsumerIteration):
     broker that restarts are survived; then, as after the death of a consumer, what was handled and not committed is
     handled again. One task at a time may take messages. In a child of os.fork() an open consumer is the parent's:
     its use raises UsedAfterFork, stop() and close() do nothing to the parent's.
+    It runs under asyncio, under uvloop and under trio.
     It is used inside `async with`, the block that its tasks live in.
     A call that is cancelled leaves the consumer usable.
 

@@ -83,6 +83,7 @@ class AsyncConsumerMembership:
 
     async def close(self, error: BaseException | None) -> None:
         """Leave the group, disconnect and leave the block."""
+        self._background.interrupt(error)  # async only
         try:
             await self.leave()
         finally:

@@ -9,12 +9,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
-import trio
-
 from qb.clients.aio.background import AsyncBackground
 from qb.clients.aio.connection.link_task import AsyncLinkTask
 from qb.clients.aio.connection.shared_connection import AsyncPendingCall, AsyncSharedConnection, release
-from qb.clients.aio.waiting import now
+from qb.clients.aio.waiting import AsyncAnswers, now
 from qb.clients.protocol.client_errors import ConnectionLost, QBError
 from qb.clients.protocol.conversation import Conversation
 from qb.clients.protocol.forking import call_in_child, used_after_fork
@@ -73,7 +71,7 @@ class AsyncLink:
 
     @property
     def may_begin_anew(self) -> bool:
-        """May another link take its place in a child of fork()? Not if it was opened: the child shares trio's loop."""
+        """May another link take its place in a child of fork()? Not if it was opened: they share the event loop."""
         return not self._inherited
 
     def check_process(self) -> None:
@@ -131,7 +129,7 @@ class AsyncLink:
         self,
         form: PublishForm,
         bodies: Sequence[bytes],
-        waiter: trio.Semaphore,
+        waiter: AsyncAnswers,
         deadline: float,
         check: Callable[[], None] = lambda: None,
     ) -> UnackedBatch:
@@ -191,11 +189,9 @@ class AsyncLink:
         """Do not wait for the reply to a request that was begun."""
         self._connection.calls.pop(call.number, None)
 
-    async def wait(self, waiter: trio.Semaphore, deadline: float) -> bool:
+    async def wait(self, waiter: AsyncAnswers, deadline: float) -> bool:
         """Return True when the waiter is released, False at the deadline."""
-        with trio.move_on_at(deadline) as waiting:
-            await waiter.acquire()
-        return not waiting.cancelled_caught
+        return await waiter.take(deadline - now())
 
     def attended(self) -> AbstractContextManager[None]:
         """For callers that wait for many answers: the link's task reads all the while anyway."""
@@ -210,10 +206,15 @@ class AsyncLink:
         self.check_process()  # before the first wait: a child must not turn the parent's loop
         connection = self._connection
         while True:
+            if connection.gathers and self.up and self._conversation.has_room:
+                result, data = compose()
+                connection.add(data)
+                return result
             async with connection.sending:
                 if connection.stream is not None and self.up and self._conversation.has_room:
+                    gather = self._conversation.awaits_acks
                     result, data = compose()
-                    await connection.write(connection.stream, data)
+                    await (connection.write_gathered if gather else connection.write)(connection.stream, data)
                     return result
             await self._wait_until_ready(deadline)
 

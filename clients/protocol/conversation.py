@@ -189,6 +189,11 @@ class Conversation:
         """False while too much is unanswered to send more."""
         return self._window.has_room(self._next_publish) and self._staged.has_room(self._next_request)
 
+    @property
+    def awaits_acks(self) -> bool:
+        """Are publishes on their way?"""
+        return not self._window.is_empty
+
     def publish(self, form: PublishForm, bodies: Sequence[bytes], waiter: Any = None) -> UnackedBatch:
         """Number the bodies and return them as a batch whose `data` is to be sent, in the order of these calls."""
         batch = UnackedBatch(self._next_publish, len(bodies), form.frames(self._next_publish, bodies), waiter)

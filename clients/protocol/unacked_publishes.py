@@ -144,6 +144,11 @@ class UnackedPublishes:
         at = bisect_right(self._firsts, number) - 1
         return at >= 0 and number < self._firsts[at] + self._batches[at].count
 
+    @property
+    def is_empty(self) -> bool:
+        """Is everything answered?"""
+        return not self._batches
+
     def has_room(self, next_number: int) -> bool:
         """False while so much is unanswered that nothing more should be sent.
 

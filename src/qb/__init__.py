@@ -1,6 +1,6 @@
 """The libraries that programs use to talk to a broker.
 
-trio is loaded only when a name that begins with Async is asked for.
+anyio is loaded only when a name that begins with Async is asked for, trio only when trio runs it.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ _ASYNC = {
     "AsyncStage": "qb.clients.aio.methods.stages",
     "AsyncSubscriber": "qb.clients.aio.subscribing.subscriber",
     "AsyncTransaction": "qb.clients.aio.methods.transaction_block",
-}  # where the names are that need trio
+}  # where the names are that need an event loop
 
 
 def __getattr__(name: str) -> Any:

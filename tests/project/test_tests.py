@@ -29,7 +29,8 @@ def test_only_one_helper_sleeps_on_the_real_clock() -> None:
         for path in TESTS
         if not path.is_relative_to(simulated)
         for number, line in enumerate(path.read_text().splitlines(), 1)
-        if re.search(r"\b(?:time|trio)\.sleep\(", line) and not re.search(r"MockClock|autojump", path.read_text())
+        if re.search(r"\b(?:time|trio|anyio|asyncio)\.sleep\(", line)
+        and not re.search(r"MockClock|autojump", path.read_text())
     ]
     assert {each.partition(":")[0] for each in sleeping} <= {"tests/support/waiting.py", "tests/project/test_tests.py"}
 

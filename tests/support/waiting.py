@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 
-import trio
+import anyio
 
 LIMIT = 30.0  # seconds until a wait fails
 PAUSE = 0.002  # seconds between two looks
@@ -33,9 +33,9 @@ async def until(condition: Callable[[], object], seconds: float = LIMIT) -> None
 
 async def until_true(condition: Callable[[], Awaitable[object]], seconds: float = LIMIT) -> None:
     """Return when the condition, which may ask a broker, holds; fails after so many seconds."""
-    with trio.fail_after(seconds):
+    with anyio.fail_after(seconds):
         while not await condition():  # noqa: ASYNC110 (there is no event to wait for)
-            await trio.sleep(PAUSE)
+            await anyio.sleep(PAUSE)
 
 
 def holds_for(seconds: float, condition: Callable[[], object]) -> None:
@@ -48,7 +48,7 @@ def holds_for(seconds: float, condition: Callable[[], object]) -> None:
 
 async def holds_during(seconds: float, condition: Callable[[], Awaitable[object]]) -> None:
     """As holds_for(), for a condition that may ask a broker."""
-    end = trio.current_time() + seconds
-    while trio.current_time() < end:
+    end = anyio.current_time() + seconds
+    while anyio.current_time() < end:
         assert await condition()
-        await trio.sleep(PAUSE)
+        await anyio.sleep(PAUSE)

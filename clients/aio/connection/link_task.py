@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import trio
+import anyio
 
 from qb.clients.aio.connection.shared_connection import AsyncSharedConnection
-from qb.clients.aio.connection.streams import ENDS, plain
+from qb.clients.aio.event_loops.running_loop import Stream, running_loop
+from qb.clients.protocol.client_errors import QBError
 from qb.clients.protocol.connection_phases import Phase, PhaseEvent
 from qb.clients.protocol.reconnecting import CONNECT_TIMEOUT, ReconnectBackoff
+from qb.core.wire.errors import PeerMisbehaved
+
+# What ends a connection, and is answered with another one; anything else is a fault of ours, and the caller's to see.
+ENDS = (OSError, EOFError, PeerMisbehaved, QBError)
 
 
 class AsyncLinkTask:
     """One span from open() to close(). It begins when the one before has ended.
 
-    It lives in the nursery of the client and shields itself, so that a client that is cancelled can still leave in good
+    It lives in the task group of the client and shields itself, so that a cancelled client can still leave in good
     order; close() ends it.
     """
 
@@ -24,7 +29,7 @@ class AsyncLinkTask:
     ) -> None:
         self._connection, self._before, self._failed = connection, before, failed
         self._scope = connection.background.shield()  # not reached by the cancellation of the caller
-        self._ended = trio.Event()
+        self._ended = anyio.Event()
         connection.background.start(f"qb {connection.trouble.server}", self._run)
 
     def close(self) -> None:
@@ -56,38 +61,38 @@ class AsyncLinkTask:
             try:
                 await self._live(backoff)
             except ENDS as error:
-                self._connection.trouble.note(plain(error))
+                self._connection.trouble.note(error)
             finally:
                 self._connection.lost()
-            await trio.sleep(backoff.pause())
+            await anyio.sleep(backoff.pause())
 
     async def _live(self, backoff: ReconnectBackoff) -> None:
         """One connection, from the attempt to the end, which always raises."""
         connection = self._connection
-        with trio.fail_after(CONNECT_TIMEOUT):
-            stream = await trio.open_tcp_stream(*connection.trouble.server)
+        with anyio.fail_after(CONNECT_TIMEOUT):
+            stream = await running_loop().connect(*connection.trouble.server)
             connection.connected(stream)
             await self._greet(stream)
         backoff.reset()
         await self._converse(stream)
 
-    async def _greet(self, stream: trio.SocketStream) -> None:
+    async def _greet(self, stream: Stream) -> None:
         """Return when the broker has welcomed us."""
         connection = self._connection
-        await stream.send_all(connection.conversation.open())
+        await connection.write(stream, connection.conversation.open())
         while not connection.up:
             await connection.receive(stream)
             await connection.handle_events(stream)
 
-    async def _converse(self, stream: trio.SocketStream) -> None:
+    async def _converse(self, stream: Stream) -> None:
         """Read until the connection ends, which always raises."""
         connection, silent = self._connection, False
         while True:
-            with trio.move_on_after(connection.heartbeat_interval) as patience:
-                await connection.receive(stream)
-            if patience.cancelled_caught:
-                if silent:
-                    raise ConnectionError("it was silent for two heartbeat intervals")
+            if await connection.receive(stream, connection.heartbeat_interval):
+                silent = False
+                await connection.handle_events(stream)
+            elif silent:
+                raise ConnectionError("it was silent for two heartbeat intervals")
+            else:
+                silent = True
                 await connection.show_life(stream, connection.conversation.heartbeat())
-            silent = patience.cancelled_caught
-            await connection.handle_events(stream)

@@ -6,12 +6,13 @@ A write is never cancelled halfway: half a frame would spoil the connection for 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf
 
-import trio
+import anyio
 
 from qb.clients.aio.background import AsyncBackground
-from qb.clients.aio.connection.streams import hang_up, let_go
-from qb.clients.aio.waiting import AsyncGuard, now
+from qb.clients.aio.event_loops.running_loop import Stream, running_loop
+from qb.clients.aio.waiting import AsyncAnswers, AsyncGuard, AsyncTurn, one_answer, shielded
 from qb.clients.protocol.client_errors import QBError
 from qb.clients.protocol.connection_phases import Phase, PhaseEvent, next_phase
 from qb.clients.protocol.conversation import (
@@ -31,7 +32,7 @@ from qb.clients.protocol.unacked_publishes import UnackedBatch
 from qb.core.wire.addresses import BrokerAddress
 from qb.core.wire.frames import Frame, Frames
 
-RECEIVE_SIZE = 64 * 1024
+MOST_GATHERED = 64 * 1024  # bytes that are worth waiting for others, and that they may fill up
 TURN_TIMEOUT = 1.0  # how long the reader waits for a caller that writes before it goes on reading
 
 
@@ -43,7 +44,7 @@ class AsyncPendingCall:
     def __init__(self) -> None:
         self.number = 0  # until it is sent
         self.answer: Frame | QBError | None = None
-        self.waiter = trio.Semaphore(0)
+        self.waiter: AsyncAnswers = one_answer()
 
     def finish(self, answer: Frame | QBError) -> None:
         self.answer = answer
@@ -64,11 +65,13 @@ class AsyncSharedConnection:
     ) -> None:
         self.heartbeat_interval = heartbeat_interval
         self.conversation, self.background = conversation, background
-        self.sending = trio.Semaphore(1, max_value=1)  # the right to write; a task may pass it on to another
+        self.sending = AsyncTurn()  # the right to write; a task may pass it on to another
         self.changed = AsyncGuard()
         self.phase = Phase.DOWN
-        self.stream: trio.SocketStream | None = None
+        self.stream: Stream | None = None
         self.calls: dict[int, AsyncPendingCall] = {}
+        self._gathered: list[Frames] | None = None  # what a task is about to write, while others may add to it
+        self._gathered_size = 0
         self.trouble = ConnectionTrouble(servers)
 
     @property
@@ -83,21 +86,21 @@ class AsyncSharedConnection:
         self.phase = next_phase(self.phase, event)
         self.changed.notify_all()
 
-    def connected(self, stream: trio.SocketStream) -> None:
+    def connected(self, stream: Stream) -> None:
         """There is a stream."""
         self.stream = stream
         self.advance(PhaseEvent.CONNECTED)
 
-    async def resume(self, stream: trio.SocketStream) -> None:
+    async def resume(self, stream: Stream) -> None:
         """Open the link to callers, once everything unanswered is on its way again."""
         await self.sending.acquire()
         self.advance(PhaseEvent.WELCOMED)
         unanswered = [*self.conversation.unanswered(), *self.listener.welcomed()]
         self.background.start("qb sends again", self._write_again, stream, unanswered)  # this one reads the answers
 
-    async def _write_again(self, stream: trio.SocketStream, unanswered: Iterable[Frames]) -> None:
+    async def _write_again(self, stream: Stream, unanswered: Iterable[Frames]) -> None:
         try:
-            with trio.CancelScope(shield=True):  # ends when the stream is closed
+            with shielded():  # ends when the stream is closed
                 for frames in unanswered:
                     await self.write(stream, frames)
         finally:
@@ -108,7 +111,7 @@ class AsyncSharedConnection:
         stream, self.stream = self.stream, None
         self.advance(PhaseEvent.LOST)
         if stream is not None:
-            stream.socket.close()
+            stream.close()
         self.listener.lost()
         calls, self.calls = self.calls, {}
         for call in calls.values():
@@ -120,41 +123,63 @@ class AsyncSharedConnection:
         """In a child of fork(): let go of the parent's connection, without a word to the broker."""
         stream, self.stream, self.phase = self.stream, None, Phase.DOWN
         if stream is not None:
-            let_go(stream)
+            stream.let_go()
 
     # Writing
 
-    async def write(self, stream: trio.SocketStream, data: Frames) -> None:
+    async def write(self, stream: Stream, data: Frames) -> None:
         """Write all of it. A failure is left to the reader, who sees the connection end."""
-        with trio.CancelScope(shield=True, deadline=now() + self.heartbeat_interval):
-            try:
-                await stream.send_all(data)
-                return
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                pass
-        hang_up(stream)
+        if not await stream.send(data, self.heartbeat_interval):
+            stream.hang_up()
 
-    async def show_life(self, stream: trio.SocketStream, data: bytes) -> None:
+    async def write_gathered(self, stream: Stream, data: Frames) -> None:
+        """As write(), with what other tasks add before they wait: tasks that publish at a time share a system call."""
+        if len(data) > MOST_GATHERED:
+            await self.write(stream, data)
+            return
+        gathered = self._gathered = [data]
+        self._gathered_size = len(data)
+        try:
+            await running_loop().give_way()
+        finally:
+            self._gathered = None
+            await self.write(stream, data if len(gathered) == 1 else b"".join(gathered))
+
+    @property
+    def gathers(self) -> bool:
+        """May a task that does not hold the turn add() what it has to send?"""
+        return self._gathered is not None and self._gathered_size < MOST_GATHERED
+
+    def add(self, data: Frames) -> None:
+        """Have it written behind what is gathered."""
+        assert self._gathered is not None
+        self._gathered.append(data)
+        self._gathered_size += len(data)
+
+    async def show_life(self, stream: Stream, data: bytes) -> None:
         """Write a heartbeat, unless a caller is busy writing: that is a sign of life too."""
-        with trio.move_on_after(TURN_TIMEOUT):
+        with anyio.move_on_after(TURN_TIMEOUT):
             async with self.sending:
                 await self.write(stream, data)
 
     # Reading
 
-    async def receive(self, stream: trio.SocketStream) -> None:
-        """Receive once. Raises EOFError."""
-        data = await stream.receive_some(RECEIVE_SIZE)
+    async def receive(self, stream: Stream, seconds: float = inf) -> bool:
+        """Receive once; False if nothing comes for so many seconds. Raises EOFError, OSError."""
+        data = await stream.receive(seconds)
+        if data is None:
+            return False
         if not data:
             raise EOFError
         self.conversation.receive(data)
+        return True
 
-    async def handle_events(self, stream: trio.SocketStream) -> None:
+    async def handle_events(self, stream: Stream) -> None:
         """Handle what was received. Raises what ends the connection."""
         while (event := self.conversation.next_event()) is not None:
             await self._handle(stream, event)
 
-    async def _handle(self, stream: trio.SocketStream, event: Event) -> None:
+    async def _handle(self, stream: Stream, event: Event) -> None:
         match event:
             case PublishesSettled(batches):
                 release(batches)

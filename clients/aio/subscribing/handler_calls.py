@@ -6,9 +6,11 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import trio
+import anyio
+import anyio.to_thread
 
 from qb.clients.aio.background import is_cancellation
+from qb.clients.aio.event_loops.running_loop import running_loop
 from qb.clients.consuming.desired_membership import JoinPlan
 from qb.clients.consuming.handling import handle
 from qb.clients.consuming.inbox import MessageBatch
@@ -32,7 +34,7 @@ class AsyncHandlerCalls:
     def __init__(self, plan: JoinPlan) -> None:
         self._handler, self._batches = plan.handler, plan.manner.batches
         self._call = _handle_in_task if is_asynchronous(plan.handler) else _handle_in_thread
-        self._running: set[trio.CancelScope] = set()
+        self._running: set[anyio.CancelScope] = set()
 
     async def handle(self, portion: MessageBatch) -> BaseException | None:
         """Call the handler for what is left of a portion, until it raises or the stay ends; returns what it raised.
@@ -40,7 +42,7 @@ class AsyncHandlerCalls:
         Returns None too if cancel() ended it: then the portion says what is done. A cancellation from outside goes
         through.
         """
-        with trio.CancelScope() as scope:
+        with anyio.CancelScope() as scope:
             self._running.add(scope)
             try:
                 return await self._call(portion, self._handler, self._batches)
@@ -62,7 +64,7 @@ def is_asynchronous(handler: Callable[[Any], Any]) -> bool:
 async def _handle_in_thread(
     portion: MessageBatch, handler: Callable[[Any], Any], batches: bool
 ) -> BaseException | None:
-    return await trio.to_thread.run_sync(handle, portion, handler, batches, abandon_on_cancel=True)
+    return await anyio.to_thread.run_sync(handle, portion, handler, batches, abandon_on_cancel=True)
 
 
 async def _handle_in_task(portion: MessageBatch, handler: Callable[[Any], Any], batches: bool) -> BaseException | None:
@@ -73,9 +75,13 @@ async def _handle_in_task(portion: MessageBatch, handler: Callable[[Any], Any], 
             await handler(portion.messages)
             portion.done = len(portion.messages)
     except BaseException as error:
-        if is_cancellation(error):
+        if not is_cancellation(error):
+            return error
+        if running_loop().is_cancelling():
             raise
-        return error
+        failure = RuntimeError("the handler awaited a task or future that was cancelled")
+        failure.__cause__ = error
+        return failure
     return None
 
 

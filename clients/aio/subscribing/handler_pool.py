@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
-import trio
+import anyio.lowlevel
 
 from qb.clients.aio.background import AsyncBackground
 from qb.clients.aio.waiting import checkpoint
@@ -35,7 +35,7 @@ class AsyncHandlerPool:
     """At most so many tasks at a time, shared fairly by the subscribers that have work; none while there is none.
 
     What a handler raises is the subscriber's business; what the work itself raises is a fault of ours, which reaches
-    the caller through the nursery.
+    the caller through the task group.
     """
 
     def __init__(self, size: int, name: str, background: AsyncBackground) -> None:
@@ -65,7 +65,7 @@ class AsyncHandlerPool:
             self._running -= 1
 
     async def _serve(self, work: AsyncHandlerWork) -> None:
-        await trio.lowlevel.checkpoint_if_cancelled()  # no handler starts in a client that is cancelled
+        await anyio.lowlevel.checkpoint_if_cancelled()  # no handler starts in a client that is cancelled
         while await work.work():
             await checkpoint()  # handlers that never wait must not keep the other tasks from their work
             if self._queue:

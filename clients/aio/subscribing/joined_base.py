@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import trio
+import anyio
 
 from qb.clients.aio.background import AsyncBackground
+from qb.clients.aio.event_loops.running_loop import running_loop
 from qb.clients.aio.link import AsyncLink
 from qb.clients.consuming.desired_membership import DesiredMembership
 from qb.clients.consuming.inbox import Inbox
@@ -24,15 +25,15 @@ class AsyncJoinedBase:
 
     def __init__(self) -> None:
         self._sending_soon = False
-        self._token = trio.lowlevel.current_trio_token()
+        self._loop = running_loop().handle()
 
     def _settle_manually(self, change: Callable[[Inbox], None]) -> None:
         self._membership.check_manual()
         self._link.check_process()
-        if trio.lowlevel.in_trio_task():
+        if self._loop.runs_here():
             self._settle(change)
         else:  # the thread of a handler that is not async
-            self._token.run_sync_soon(self._settle, change)
+            self._loop.call_soon(self._settle, change)
 
     def _settle(self, change: Callable[[Inbox], None]) -> None:
         inbox = self._membership.inbox
@@ -50,16 +51,13 @@ class AsyncJoinedBase:
         await self.send()
 
     def abandon(self) -> None:
-        """Leave, from any thread, even if the trio run is over."""
+        """Leave, from any thread, even if the event loop is over."""
         if self.leaving or self._link.inherited:
             return
-        if trio.lowlevel.in_trio_task() and trio.lowlevel.current_trio_token() is self._token:
+        if self._loop.runs_here():
             self.leave_soon()
-            return
-        try:
-            self._token.run_sync_soon(self.leave_soon)
-        except trio.RunFinishedError:
-            pass
+        else:
+            self._loop.call_soon(self.leave_soon)
 
     @property
     def leaving(self) -> bool:
@@ -92,8 +90,8 @@ async def wait_until_left(subscriptions: Sequence[AsyncLeavingSubscription]) -> 
     try:
         for each in subscriptions:
             await each.wait_until_ended()
-    except trio.Cancelled:
-        with trio.move_on_after(FAREWELL, shield=True):
+    except anyio.get_cancelled_exc_class():
+        with anyio.move_on_after(FAREWELL, shield=True):
             for each in subscriptions:
                 each.cancel_handlers()
                 await each.wait_until_ended()

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from math import inf
 from types import TracebackType
 
-import trio
-
+from qb.clients.aio.event_loops.running_loop import Waiter, running_loop
 from qb.clients.aio.subscribing.handler_pool import AsyncHandlerWork
 from qb.clients.aio.subscribing.joined_subscription import AsyncJoinedSubscription
+from qb.clients.aio.waiting import checkpoint
 from qb.clients.consuming.inbox import MessageBatch
 from qb.clients.protocol.message import Message
 
 
 class MessageArrival:
-    """Rings when messages have come, or none will come any more."""
+    """Wakes the loop when messages have come, or none will come any more."""
 
     def __init__(self) -> None:
-        self.event = trio.Event()
+        self.waiter: Waiter | None = None  # of the loop, from its look for messages on
 
     def call(self, work: AsyncHandlerWork, workers: int) -> None:
         """There is something to take."""
-        self.event.set()
+        if self.waiter is not None:
+            self.waiter.wake()
 
     def stop(self) -> None:
         """Nothing will come any more."""
-        self.event.set()
+        if self.waiter is not None:
+            self.waiter.wake()
 
 
 Join = Callable[[MessageArrival], Awaitable[AsyncJoinedSubscription]]
@@ -76,14 +79,14 @@ class MessageIterator:
         return None
 
     async def _take(self, joined: AsyncJoinedSubscription) -> Message | None:
-        await trio.lowlevel.checkpoint()
+        await checkpoint()
         while not joined.over:
-            self._arrival.event = arrived = trio.Event()
+            self._arrival.waiter = arrived = running_loop().waiter()
             self._portion = await joined.take()
             if self._portion is not None:
                 joined.put_down(self._portion)  # leaving does not wait for a loop, which may never ask again
                 return self._portion.messages[0]
-            await arrived.wait()
+            await arrived.wait(inf)
         await joined.wait_until_ended()
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-import trio
+import anyio
 
 from qb.clients.aio.background import AsyncBackground
 from qb.clients.aio.waiting import now
@@ -15,14 +15,14 @@ class AsyncTicker:
 
     def __init__(self, look: Callable[[float], Awaitable[float | None]], background: AsyncBackground) -> None:
         self._look, self._background = look, background
-        self._scope: trio.CancelScope | None = None  # while the task runs
+        self._scope: anyio.CancelScope | None = None  # while the task runs
         self._woken = self._stopped = False
 
     def wake(self) -> None:
         """There is something new to look at; costs next to nothing while the ticker is up anyway."""
         self._woken = True
         if self._scope is None and not self._stopped:
-            self._scope = trio.CancelScope()
+            self._scope = anyio.CancelScope()
             self._background.start("qb ticker", self._run, self._scope)
 
     def stop(self) -> None:
@@ -31,14 +31,14 @@ class AsyncTicker:
         if self._scope is not None:
             self._scope.cancel()
 
-    async def _run(self, scope: trio.CancelScope) -> None:
+    async def _run(self, scope: anyio.CancelScope) -> None:
         try:
             with scope:
                 while self._woken:
                     self._woken = False  # before the look: what comes meanwhile is looked at too
                     pause = await self._look(now())
                     while pause is not None:
-                        await trio.sleep(pause)
+                        await anyio.sleep(pause)
                         pause = await self._look(now())
         finally:
             self._scope = None
