@@ -52,6 +52,7 @@ def _carry_out(argv: Sequence[str]) -> int:
         return _print(Outcome(None, str(answer)), as_json=False, raw=False)
     escape_warnings()
     settings = load([], os.environ).settings
+    args.broker_is_given, args.timeout_is_given = bool(args.host or args.port), bool(args.timeout)
     args.host = args.host or settings.server.host
     args.port = args.port or settings.server.port
     args.timeout = args.timeout or settings.client.request_timeout

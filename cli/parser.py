@@ -11,11 +11,14 @@ from typing import Any, NoReturn
 
 from qb.cli.commands import (
     bench_commands,
+    consume_commands,
     group_commands,
     health_commands,
+    produce_commands,
     publish_commands,
     pull_commands,
     push_commands,
+    run_commands,
     subscription_commands,
     topic_commands,
     transaction_commands,
@@ -27,8 +30,9 @@ from qb.core.wire.version import __version__
 
 GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
     ("Topics", topic_commands.COMMANDS + pull_commands.TOPIC_COMMANDS),
-    ("Messages", publish_commands.COMMANDS + pull_commands.COMMANDS),
+    ("Messages", publish_commands.COMMANDS + pull_commands.COMMANDS + consume_commands.COMMANDS),
     ("Subscriptions", subscription_commands.COMMANDS + push_commands.COMMANDS),
+    ("Programs, configured by a file", produce_commands.COMMANDS + run_commands.COMMANDS),
     ("Consumer groups", group_commands.COMMANDS),
     ("Transactions", transaction_commands.COMMANDS),
     ("The broker", health_commands.COMMANDS + bench_commands.COMMANDS),

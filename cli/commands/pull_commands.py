@@ -1,16 +1,13 @@
-"""Pull messages: some of a partition, or all of a topic as a member of a consumer group."""
+"""Look at stored messages, and at the offsets that topics hold."""
 
 from __future__ import annotations
 
 import argparse
-import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 from qb.cli.terminal.command import Command, Outcome, broker, of_kind
 from qb.cli.terminal.message_output import as_data, show_message
 from qb.clients.blocking.client import BrokerClient
-from qb.clients.blocking.consumer import Consumer
 from qb.clients.protocol.message import Message
 from qb.core.wire.value_kinds import INTEGER, SECONDS, Kind
 from qb.core.wire.whole_numbers import whole_number
@@ -65,44 +62,6 @@ def _fetched(client: BrokerClient, args: argparse.Namespace) -> Iterator[Message
         offset, wait, left = portion.next_offset, 0.0, left - len(portion)
 
 
-def _consume_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--group", metavar="GROUP", required=True)
-    parser.add_argument("--topic", metavar="TOPIC", action="append", required=True, help="may be given several times")
-    parser.add_argument(
-        "--from",
-        metavar="OFFSET",
-        dest="start",
-        type=of_kind(START),
-        default="earliest",
-        help="where a group begins that has committed nothing: earliest, latest or an offset (earliest)",
-    )
-    parser.add_argument("--count", metavar="N", type=of_kind(INTEGER.within(1)), help="stop after so many (never)")
-
-
-def _consume(args: argparse.Namespace) -> Outcome:
-    """Print messages; what was printed is committed."""
-    shown = 0
-    consumer = broker(args).consumer(args.group, args.topic, start=args.start)
-    with consumer, _stopped_by_sigterm(consumer):
-        for message in consumer:
-            show_message(message, as_json=args.json, raw=args.raw)
-            shown += 1
-            if shown == args.count:
-                consumer.commit()
-                break
-    return Outcome(None)
-
-
-@contextmanager
-def _stopped_by_sigterm(consumer: Consumer) -> Iterator[None]:
-    """Let SIGTERM end the consumer after the message in hand."""
-    before = signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _offsets_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("topic", metavar="TOPIC")
 
@@ -131,13 +90,6 @@ COMMANDS = (
         "fetch orders --partition 1 --offset 100 --max 10",
         _fetch_arguments,
         _fetch,
-    ),
-    Command(
-        "consume",
-        "print the messages of topics as a member of a group",
-        "consume --group billing --topic orders",
-        _consume_arguments,
-        _consume,
     ),
 )
 TOPIC_COMMANDS = (

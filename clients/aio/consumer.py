@@ -11,7 +11,7 @@ from qb.clients.aio.consumer_iteration import AsyncConsumerIteration
 from qb.clients.aio.consumer_membership import AsyncConsumerMembership
 from qb.clients.aio.waiting import now
 from qb.clients.consuming.assigned_partitions import AssignedPartition
-from qb.clients.consuming.consumer_options import checked_options
+from qb.clients.consuming.consumer_options import FetchTerms, checked_options
 from qb.clients.protocol.client_errors import StaleGeneration, UsedAfterFork
 from qb.clients.protocol.message import Message
 from qb.core.wire.addresses import DEFAULT_HOST, addresses_of
@@ -42,6 +42,9 @@ class AsyncConsumer(AsyncConsumerIteration):
         start: Where to begin in a partition for which the group has committed nothing: "earliest", "latest", or an
             offset.
         max_poll_records: The most messages that one poll() returns.
+        max_bytes: The most bytes that one fetch asks for; a longer message comes alone.
+        max_wait_ms: How long a fetch waits for `min_bytes`, in milliseconds.
+        min_bytes: How many bytes are worth an answer before that.
         session_timeout: Seconds of silence after which the broker gives this member's partitions to others.
         rebalance_timeout: Seconds that members have to finish their messages when partitions move.
         request_timeout: Seconds that a call waits for the broker.
@@ -69,6 +72,9 @@ class AsyncConsumer(AsyncConsumerIteration):
         auto_commit_interval_ms: int = 5000,
         start: str | int = "earliest",
         max_poll_records: int = 500,
+        max_bytes: int = 1 << 20,
+        max_wait_ms: int = 10_000,
+        min_bytes: int = 1,
         session_timeout: float = 10.0,
         rebalance_timeout: float = 60.0,
         request_timeout: float = 30.0,
@@ -83,11 +89,13 @@ class AsyncConsumer(AsyncConsumerIteration):
             max_poll_records,
             session_timeout,
             rebalance_timeout,
+            FetchTerms(max_bytes, max_wait_ms / 1000, min_bytes),
         )
         self._member = AsyncConsumerMembership(
             options, addresses_of(host, port, servers), client_id, request_timeout, heartbeat_interval
         )
         self._most = max_poll_records
+        self._handler: Callable[[Message], Awaitable[object]] | None = None  # of from_config()
 
     @classmethod
     def from_env(cls, group_id: str, topics: str | Iterable[str], **options: Any) -> AsyncConsumer:
@@ -107,6 +115,30 @@ class AsyncConsumer(AsyncConsumerIteration):
         from qb.core.settings import connection_options
 
         return cls(group_id, topics, **connection_options(**options))
+
+    @classmethod
+    def from_config(cls, path: str, handler: Callable[[Message], Awaitable[object]] | None = None) -> AsyncConsumer:
+        """Make a consumer from the sections `broker` and `consumer` of a YAML file.
+
+        Args:
+            path: The file.
+            handler: What run() calls if it is given none.
+
+        Returns:
+            The consumer.
+
+        Raises:
+            ValueError: A key is unknown, missing, or makes no sense; the text names file, line, key and reason.
+
+        Example:
+            >>> async with AsyncConsumer.from_config("consumer.yaml", handle) as consumer:
+            ...     await consumer.run()
+        """
+        from qb.core.settings import consumer_options
+
+        consumer = cls(**consumer_options(path))
+        consumer._handler = handler
+        return consumer
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._member}>"
@@ -149,18 +181,23 @@ class AsyncConsumer(AsyncConsumerIteration):
                 held = member.state.take(now()) if len(messages) < most else None
         return messages
 
-    async def run(self, handler: Callable[[Message], Awaitable[object]]) -> None:
+    async def run(self, handler: Callable[[Message], Awaitable[object]] | None = None) -> None:
         """Call a handler with each message until stop().
 
         Args:
             handler: Awaited with one Message at a time. What it raises ends this; the message is not handled then.
+                None takes the one that from_config() was given.
 
         Raises:
+            ValueError: There is no handler.
             Exception: What the handler raised, and what poll() raises.
 
         Example:
             >>> await consumer.run(handle)
         """
+        handler = handler or self._handler
+        if handler is None:
+            raise ValueError("give run() a handler, or from_config()")
         async for message in self:
             try:
                 await handler(message)

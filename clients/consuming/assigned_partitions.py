@@ -13,16 +13,16 @@ from math import inf
 from operator import length_hint
 from typing import NamedTuple
 
+from qb.clients.consuming.consumer_options import DEFAULT_TERMS, FetchTerms
 from qb.clients.protocol.client_errors import OffsetOutOfRange
 from qb.clients.protocol.fetch_requests import FetchAnswer, FetchRequest
 from qb.clients.protocol.message import Message
 
 FETCHES = 32  # on their way at once; the broker lets 64 of a peer wait before it reads no more
-LONG_POLL = 10.0  # seconds that a fetch waits for messages
 SHORT_POLL = 0.05  # the same when there are more partitions than fetches, so that each has its turn soon
 AHEAD = 2  # portions of a partition that are kept before they are handed out
 MEMORY = 32 << 20  # bytes of all these portions together, if messages are not longer than a portion should be
-MAX_BYTES, MIN_BYTES = 1 << 20, 1 << 16  # of one portion
+MIN_BYTES = 1 << 16  # of one portion, whatever memory there is
 MAX_MESSAGES = 100_000  # of one portion: as many as the broker allows
 READ_AT_ONCE = 1_000  # messages
 RETRY = 1.0  # seconds until a fetch that was refused is tried again
@@ -88,7 +88,8 @@ class PartitionProgress:
 class AssignedPartitions:
     """All partitions of one consumer."""
 
-    def __init__(self) -> None:
+    def __init__(self, terms: FetchTerms = DEFAULT_TERMS) -> None:
+        self._terms = terms
         self._held: dict[AssignedPartition, PartitionProgress] = {}  # the next to be fetched first
         self._ready: deque[PartitionProgress] = deque()  # with messages to hand out; the next in turn first
         self._in_hand: list[PartitionProgress] = []
@@ -153,9 +154,10 @@ class AssignedPartitions:
         held.fetching = True
         self._held[held.partition] = self._held.pop(held.partition)  # now it is the last in turn
         assert held.position is not None
-        size = min(max(MEMORY // (AHEAD * len(self)), MIN_BYTES), MAX_BYTES)
-        wait = LONG_POLL if len(self) <= FETCHES else SHORT_POLL
-        return FetchRequest(*held.partition, held.position, MAX_MESSAGES, size, wait)
+        terms = self._terms
+        size = min(max(MEMORY // (AHEAD * len(self)), MIN_BYTES), terms.max_bytes)
+        wait = terms.max_wait if len(self) <= FETCHES else min(SHORT_POLL, terms.max_wait)
+        return FetchRequest(*held.partition, held.position, MAX_MESSAGES, size, wait, terms.min_bytes)
 
     def fetched(self, held: PartitionProgress, portion: FetchAnswer) -> None:
         """Take in the answer to a fetch."""

@@ -49,7 +49,7 @@ class ConsumerState:
 
     def __init__(self, options: ConsumerOptions, new_id: Callable[[], str] = lambda: uuid4().hex) -> None:
         self.options = options
-        self.assigned = AssignedPartitions()
+        self.assigned = AssignedPartitions(options.terms)
         self.sure_until = -inf  # until then no other member can hold what we hold: hand out nothing later
         self.error: QBError | None = None  # why this consumer cannot go on
         self.over = False  # it has left
@@ -93,8 +93,8 @@ class ConsumerState:
     def _join(self) -> ConsumerRequest | None:
         if self.over or self.error is not None:
             return None
-        _, topics, *_, session_timeout, rebalance_timeout = self.options
-        timeouts = {"session_timeout": session_timeout, "rebalance_timeout": rebalance_timeout}
+        topics = self.options.topics
+        timeouts = {name: getattr(self.options, name) for name in ("session_timeout", "rebalance_timeout")}
         return self._ask("join_group", topics=topics, **timeouts)
 
     def _give_up(self) -> ConsumerRequest | None:

@@ -1,7 +1,10 @@
 """Every setting, declared once, and where its value in force came from."""
 
-from qb.core.settings.client_options import connection_options
-from qb.core.settings.settings_sources import DEBUG, LoadedSettings, SettingsError, describe_flags, load, render
+from qb.core.settings.client_options import connection_options, consumer_options
+from qb.core.settings.config_file import SettingsError
+from qb.core.settings.program_config import program_config
+from qb.core.settings.program_table import PROGRAM_TABLE, ConsumerConfig, ProducerConfig, ProgramConfig
+from qb.core.settings.settings_sources import DEBUG, LoadedSettings, describe_flags, load, render
 from qb.core.settings.settings_table import (
     TABLE,
     ClientSettings,
@@ -15,18 +18,24 @@ from qb.core.settings.settings_table import (
 
 __all__ = [
     "DEBUG",
+    "PROGRAM_TABLE",
     "TABLE",
     "ClientSettings",
+    "ConsumerConfig",
     "HttpSettings",
     "JsonSettings",
     "LoadedSettings",
+    "ProducerConfig",
+    "ProgramConfig",
     "ServerSettings",
     "Setting",
     "Settings",
     "SettingsError",
     "StorageSettings",
     "connection_options",
+    "consumer_options",
     "describe_flags",
     "load",
+    "program_config",
     "render",
 ]

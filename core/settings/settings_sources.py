@@ -10,23 +10,17 @@ from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
+from qb.core.settings.config_file import SettingsError, checked, nearest, read_config
 from qb.core.settings.settings_table import TABLE, Setting, Settings
-from qb.core.wire.value_kinds import BOOLEAN, TEXT
 
 CONFIG_FILE, CONFIG_FILE_FLAG = "QB_CONFIG_FILE", "--config-file"
+_CONFIG_FLAGS = (CONFIG_FILE_FLAG, "--config")
 DEBUG = "QB_DEBUG"  # read by the command line: show tracebacks
 
 _BY_NAME = {setting.name: setting for setting in TABLE}
 _BY_VARIABLE = {setting.environment: setting for setting in TABLE}
 _BY_FLAG = {flag: setting for setting in TABLE for flag in setting.flags}
 _SECTIONS = tuple(get_type_hints(Settings))
-
-
-class SettingsError(ValueError):
-    """A setting that is unknown or malformed: one line that names it, where it came from and what is wrong."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(" ".join(what.split()))
 
 
 class LoadedSettings(NamedTuple):
@@ -49,8 +43,8 @@ def load(argv: Sequence[str], environ: Mapping[str, str], switches: Collection[s
     values = {setting.name: setting.default for setting in TABLE}
     origins = dict.fromkeys(values, "default")
     for setting, value, origin in [*_read_file(file), *variables, *flags]:  # the later wins
-        values[setting.name] = _checked(setting, value, origin)
-        origins[setting.name] = origin
+        values[setting.name] = checked(setting, value, origin)
+        origins[setting.name] = origin.partition(", line ")[0]
     return LoadedSettings(_assemble(values), origins)
 
 
@@ -63,7 +57,7 @@ def render(loaded: LoadedSettings) -> str:
 def describe_flags() -> str:
     """Return aligned help lines: flag, variable, default, meaning."""
     rows = [(", ".join(row.flags), row.environment, row.kind.show(row.default), row.help) for row in TABLE]
-    return _aligned([*rows, (CONFIG_FILE_FLAG, CONFIG_FILE, "", "YAML file with settings, by section")])
+    return _aligned([*rows, (", ".join(_CONFIG_FLAGS), CONFIG_FILE, "", "YAML file with settings, by section")])
 
 
 # --- the three sources: each yields (setting, raw value, origin) ---
@@ -84,12 +78,12 @@ def _read_flags(argv: Sequence[str], switches: Collection[str]) -> tuple[list[Gi
             raise SettingsError(f"{word!r}: unexpected argument; settings are given as --name VALUE")
         if flag in switches:
             raise SettingsError(f"{flag}: this flag takes no value")
-        if flag != CONFIG_FILE_FLAG and flag not in _BY_FLAG:
-            raise SettingsError(f"{flag}: unknown flag{_nearest(flag, [*_BY_FLAG, CONFIG_FILE_FLAG, *switches])}")
+        if flag not in _CONFIG_FLAGS and flag not in _BY_FLAG:
+            raise SettingsError(f"{flag}: unknown flag{nearest(flag, [*_BY_FLAG, *_CONFIG_FLAGS, *switches])}")
         text = value if equals else next(words, None)
         if text is None or (not equals and text.startswith("--")):
             raise SettingsError(f"{flag}: this flag needs a value")
-        if flag == CONFIG_FILE_FLAG:
+        if flag in _CONFIG_FLAGS:
             file = text, f"flag {flag}"
         else:
             given.append((_BY_FLAG[flag], text, f"flag {flag}"))
@@ -100,73 +94,19 @@ def _read_environment(environ: Mapping[str, str]) -> list[Given]:
     names = sorted(name for name in environ if name.startswith("QB_") and name not in (CONFIG_FILE, DEBUG))
     for name in names:
         if name not in _BY_VARIABLE:
-            hint = _nearest(name, [*_BY_VARIABLE, CONFIG_FILE, DEBUG])
+            hint = nearest(name, [*_BY_VARIABLE, CONFIG_FILE, DEBUG])
             raise SettingsError(f"{name}: unknown setting in the environment{hint}")
     return [(_BY_VARIABLE[name], environ[name], f"environment {name}") for name in names]
 
 
 def _read_file(file: File | None) -> Iterator[Given]:
-    if file is None:
-        return
-    origin = f"file {file[0]}"
-    for section, fields in _mapping(_parse_yaml(*file), "the settings file", origin).items():
-        if section not in _SECTIONS:
-            raise SettingsError(f"{section}: unknown section in {origin}{_nearest(str(section), _SECTIONS)}")
-        for field, value in _mapping(fields, section, origin).items():
-            name = f"{section}.{field}"
-            if name not in _BY_NAME:
-                raise SettingsError(f"{name}: unknown setting in {origin}{_nearest(name, _BY_NAME)}")
-            yield _BY_NAME[name], value, origin
-
-
-def _parse_yaml(path: str, named_by: str) -> object:
-    import yaml  # here, because most starts have no file
-
-    from qb.core.wire.strict_yaml import MistakeInYaml, load_strictly
-
-    try:
-        with open(path, "rb") as file:
-            return load_strictly(file)
-    except OSError as error:
-        what = f"cannot be read: {error.strerror}"
-    except yaml.MarkedYAMLError as error:
-        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        kind = "has a mistake" if isinstance(error, MistakeInYaml) else "is not YAML"
-        what = f"{kind}{line}: {error.problem}"
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        what = f"is not YAML: {error}"
-    raise SettingsError(f"settings file {path!r} (from {named_by}) {what}")
-
-
-def _mapping(value: object, name: object, origin: str) -> Mapping[object, object]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise SettingsError(f"{name}: must be settings by name, not {_short(value)} (from {origin})")
-    return value
+    """Yield the settings of a file; what it says of programs is checked, and left to them."""
+    for entry in read_config(*file) if file is not None else ():
+        if entry.setting.name in _BY_NAME:
+            yield entry.setting, entry.value, entry.origin
 
 
 # --- checking and assembling ---
-
-
-def _checked(setting: Setting, value: object, origin: str) -> Any:
-    try:
-        return setting.kind.parse(_as_text(setting, value))
-    except ValueError:
-        given = "empty" if isinstance(value, str) and not value.strip() else _short(value)
-        must = f"must be {setting.kind.must_be}, not {given}"
-        raise SettingsError(f"{setting.name}: {must} (from {origin})") from None
-
-
-def _as_text(setting: Setting, value: object) -> str:
-    """Return what a person would have written: YAML has already turned `9999` or `yes` into something else."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool) and setting.kind is BOOLEAN:
-        return BOOLEAN.show(value)
-    if isinstance(value, int | float) and not isinstance(value, bool) and setting.kind is not TEXT:
-        return str(value)
-    raise ValueError(value)
 
 
 def _assemble(values: Mapping[str, Any]) -> Settings:
@@ -180,18 +120,6 @@ def _assemble(values: Mapping[str, Any]) -> Settings:
 def _value(settings: Settings, setting: Setting) -> Any:
     section, field = setting.name.split(".")
     return getattr(getattr(settings, section), field)
-
-
-def _nearest(name: str, known: Collection[str]) -> str:
-    from difflib import get_close_matches  # here, because most starts have no mistake
-
-    matches = get_close_matches(name, known, n=1, cutoff=0.75)
-    return f"; did you mean {matches[0]}?" if matches else ""
-
-
-def _short(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import IO, Any
 
 import yaml
@@ -36,7 +37,24 @@ class StrictLoader(yaml.SafeLoader):
 
 def load_strictly(file: IO[bytes]) -> object:
     """Return what a YAML file says. Raises yaml.YAMLError, ValueError or RecursionError."""
+    return load_with_lines(file)[0]
+
+
+def load_with_lines(file: IO[bytes]) -> tuple[object, dict[tuple[object, ...], int]]:
+    """Return what a YAML file says, and the line of every key: `("server", "port")` is in line 2. Raises as above."""
     text = file.read(LARGEST + 1)
     if len(text) > LARGEST:
         raise ValueError(f"it is larger than {LARGEST} bytes")
-    return yaml.load(text, StrictLoader)
+    loader = StrictLoader(text)
+    try:
+        node = loader.get_single_node()
+        return (None, {}) if node is None else (loader.construct_document(node), dict(_lines(node, ())))
+    finally:
+        loader.dispose()
+
+
+def _lines(node: yaml.Node, above: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], int]]:
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        if isinstance(key, yaml.ScalarNode):
+            yield (*above, key.value), key.start_mark.line + 1
+            yield from _lines(value, (*above, key.value))

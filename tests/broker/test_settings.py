@@ -173,10 +173,12 @@ def test_a_mistyped_name_is_answered_with_the_nearest_known_one(tmp_path: Path) 
     assert refusal_line(["--prot", "1"]) == "--prot: unknown flag; did you mean --port?"
     path = yaml_file(tmp_path, "server: {prot: 1}")
     assert refusal_line(["--config-file", path]) == (
-        f"server.prot: unknown setting in file {path}; did you mean server.port?"
+        f"server.prot: unknown setting in file {path}, line 1; did you mean server.port?"
     )
     path = yaml_file(tmp_path, "sever: {port: 1}")
-    assert refusal_line(["--config-file", path]) == f"sever: unknown section in file {path}; did you mean server?"
+    assert (
+        refusal_line(["--config-file", path]) == f"sever: unknown section in file {path}, line 1; did you mean server?"
+    )
 
 
 def test_a_name_like_no_other_is_refused_without_a_guess() -> None:
@@ -289,7 +291,7 @@ def test_render_shows_each_value_and_where_it_came_from() -> None:
 def test_the_help_lists_every_flag_and_variable() -> None:
     words = describe_flags().replace(",", " ").split()
     assert {word for word in words if word.startswith("--")} == {
-        "--config-file", *(flag for setting in TABLE for flag in setting.flags)
+        "--config-file", "--config", *(flag for setting in TABLE for flag in setting.flags)
     }  # fmt: skip
     assert {word for word in words if word.startswith("QB_")} == {
         "QB_CONFIG_FILE", *(setting.environment for setting in TABLE)

@@ -12,14 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from qb.clients.consuming.assigned_partitions import (
     AHEAD,
     FETCHES,
-    LONG_POLL,
-    MAX_BYTES,
     MIN_BYTES,
     SHORT_POLL,
     AssignedPartition,
     AssignedPartitions,
 )
-from qb.clients.consuming.consumer_options import checked_options
+from qb.clients.consuming.consumer_options import DEFAULT_TERMS, checked_options
 from qb.clients.consuming.consumer_state import ConsumerRequest, ConsumerState
 from qb.clients.protocol.client_errors import BadName, StaleGeneration, UnknownGroup, refusal
 from qb.core.wire.errors import Code
@@ -321,7 +319,7 @@ def test_no_more_than_two_portions_of_a_partition_are_kept() -> None:
 
 def test_few_partitions_are_polled_long_and_many_take_turns() -> None:
     few, many = assigned_of(3), assigned_of(100)
-    assert [few.fetch(held).max_wait for held in few.wanting(0.0)] == [LONG_POLL] * 3
+    assert [few.fetch(held).max_wait for held in few.wanting(0.0)] == [DEFAULT_TERMS.max_wait] * 3
     first = [many.fetch(held) for held in many.wanting(0.0)]
     assert {wanted.max_wait for wanted in first} == {SHORT_POLL}
     assert len(first) == FETCHES
@@ -331,7 +329,9 @@ def test_few_partitions_are_polled_long_and_many_take_turns() -> None:
     assert not {held.partition.partition for held in many.wanting(0.0)} & {wanted.partition for wanted in first}
 
 
-@pytest.mark.parametrize(("count", "size"), [(1, MAX_BYTES), (100, 32 * 2**20 // 200), (5_000, MIN_BYTES)])
+@pytest.mark.parametrize(
+    ("count", "size"), [(1, DEFAULT_TERMS.max_bytes), (100, 32 * 2**20 // 200), (5_000, MIN_BYTES)]
+)
 def test_many_partitions_share_the_memory(count: int, size: int) -> None:
     assigned = assigned_of(count)
     assert assigned.fetch(assigned.wanting(0.0)[0]).max_bytes == size

@@ -1,0 +1,269 @@
+"""Programs that a YAML file configures: `qb produce`, `qb consume`, `qb run`, `qb-server --config`."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qb import AsyncConsumer, BrokerClient, Consumer
+from qb.core.settings import PROGRAM_TABLE, SettingsError, program_config
+from qb.testing.running_broker import RunningBroker
+from tests.support.brokers import ROOT
+from tests.support.commands import Run, start_process
+
+pytestmark = pytest.mark.timeout(60)
+CONFIG = ROOT / "config"
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+
+@pytest.fixture
+def orders(qb_client: BrokerClient) -> BrokerClient:
+    qb_client.create_topic("orders", partitions=2)
+    return qb_client
+
+
+def written(directory: Path, broker: RunningBroker, text: str) -> str:
+    """Write a file with a section `broker` and this text; returns its path."""
+    path = directory / "program.yaml"
+    path.write_text(f"broker: {{address: '{broker.address}'}}\n{text}")
+    return str(path)
+
+
+def bodies(client: BrokerClient, topic: str = "orders", partitions: int = 2) -> list[bytes]:
+    return [each.body for number in range(partitions) for each in client.fetch(topic, number, 0)]
+
+
+# --- the file ---
+
+
+@pytest.mark.parametrize("name", ["producer.yaml", "consumer.yaml", "example-full.yaml"])
+def test_the_commented_examples_are_taken(name: str) -> None:
+    config = program_config(str(CONFIG / name))
+    assert config.broker.address
+    assert config.producer.topic or config.consumer.topic
+
+
+def test_the_full_example_names_every_key_but_those_that_exclude_others() -> None:
+    text = (CONFIG / "producer.yaml").read_text() + (CONFIG / "consumer.yaml").read_text()
+    missing = [row.name for row in PROGRAM_TABLE if not re.search(rf"^  (?:# )?{row.name.split('.')[1]}:", text, re.M)]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "producer:\n  topic: t\n  batch_size: many\n",
+            "producer.batch_size: must be a whole number (1 to 1000000), not 'many' (from file {}, line 3)",
+        ),
+        (
+            "\nconsumer:\n  ofset: 3\n",
+            "consumer.ofset: unknown setting in file {}, line 3; did you mean consumer.offset?",
+        ),
+        ("# a\nbrokr: {}\n", "brokr: unknown section in file {}, line 2; did you mean broker?"),
+        (
+            "broker:\n  address: http://h:1\n",
+            "broker.address: must be an address such as host:9999 or qb://host:9999, not 'http://h:1' "
+            "(from file {}, line 2)",
+        ),
+        (
+            "producer: {required_acks: 2}\n",
+            "producer.required_acks: must be one of 0, 1, all, not 2 (from file {}, line 1)",
+        ),
+        (
+            "consumer: {offset: -3}\n",
+            "consumer.offset: must be a whole number (at least -2), not -3 (from file {}, line 1)",
+        ),
+        ("server: {port: no}\n", "server.port: must be a whole number (0 to 65535), not False (from file {}, line 1)"),
+        ("producer: [a]\n", "producer: must be settings by name, not ['a'] (from file {}, line 1)"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_with_file_line_key_and_reason(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text(text)
+    with pytest.raises(SettingsError) as refused:
+        program_config(str(tmp_path / "p.yaml"))
+    assert str(refused.value) == says.replace("{}", str(tmp_path / "p.yaml"), 1)
+
+
+def test_what_a_program_cannot_do_without_is_named(offline: Run) -> None:
+    assert offline("produce").err == "qb: producer.topic is missing: set it in the file of --config, or give --topic\n"
+    assert "consumer.topic is missing" in offline("consume").err
+    assert "consumer.group_id is missing" in offline("consume", "--topic", "t").err
+
+
+# --- produce ---
+
+
+@pytest.mark.process
+def test_produce_sends_lines_with_keys_as_the_file_says_and_flags_win(
+    orders: BrokerClient, qb_broker: RunningBroker, tmp_path: Path, offline: Run
+) -> None:
+    config = written(tmp_path, qb_broker, "producer: {topic: nothing, batch_size: 2, partition: 1}\n")
+    (tmp_path / "lines").write_text("a=one\nb=two\nthree\n")
+    flags = ("--file", str(tmp_path / "lines"), "--key-separator", "=")
+    done = offline("produce", "--config", config, "--topic", "orders", *flags)
+    assert done == (0, "stored 3 messages in topic 'orders'\n", "")
+    assert [(each.key, each.body) for each in orders.fetch("orders", 1, 0)] == [
+        ("a", b"one"),
+        ("b", b"two"),
+        (None, b"three"),
+    ]
+
+
+@pytest.mark.process
+def test_produce_sends_whole_files(
+    orders: BrokerClient, qb_broker: RunningBroker, tmp_path: Path, offline: Run
+) -> None:
+    (tmp_path / "one").write_bytes(b"1\n2\n")
+    (tmp_path / "two").write_bytes(b"3")
+    files = ("--file", str(tmp_path / "one"), "--file", str(tmp_path / "two"))
+    argv = ("--broker", qb_broker.address, "--topic", "orders", "--partition", "0", "--whole", *files)
+    assert offline("produce", *argv).code == 0
+    assert bodies(orders) == [b"1\n2\n", b"3"]
+
+
+@pytest.mark.process
+def test_a_rate_holds_messages_back(
+    orders: BrokerClient, qb_broker: RunningBroker, tmp_path: Path, offline: Run
+) -> None:
+    (tmp_path / "lines").write_text("x\n" * 5)
+    argv = ("--broker", qb_broker.address, "--topic", "orders", "--partition", "0", "--rate", "20")
+    assert offline("produce", *argv, "--file", str(tmp_path / "lines")).code == 0
+    times = [each.timestamp for each in orders.fetch("orders", 0, 0)]
+    assert times[-1] - times[0] >= 150, "five messages at twenty a second take four twentieths of a second"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_producer_when_what_it_read_is_stored(
+    orders: BrokerClient, qb_broker: RunningBroker, number: signal.Signals
+) -> None:
+    argv = ("produce", "--broker", qb_broker.address, "--topic", "orders", "--partition", "0")
+    with start_process(*argv, **PIPES) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"one\n")
+        process.stdin.flush()
+        assert orders.fetch("orders", 0, 0, max_wait=30)[0].body == b"one"
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (0, b"stored 1 message in topic 'orders'\n", b"")
+
+
+@pytest.mark.process
+def test_a_producer_says_what_is_stored_when_it_fails(qb_broker: RunningBroker, tmp_path: Path, offline: Run) -> None:
+    (tmp_path / "lines").write_text("x\n")
+    argv = ("--broker", qb_broker.address, "--topic", "nowhere", "--file", str(tmp_path / "lines"))
+    code, _, err = offline("produce", *argv)
+    assert code == 1
+    assert "there is no topic 'nowhere'" in err
+    assert err.endswith("known to be stored: 0 messages\n")
+
+
+# --- consume ---
+
+
+@pytest.mark.process
+def test_consume_prints_topic_partition_offset_and_value_and_goes_on_where_it_was(
+    orders: BrokerClient, qb_broker: RunningBroker, tmp_path: Path, offline: Run
+) -> None:
+    orders.publish_many("orders", [b"one", b"two", b"three"], partition=1)
+    config = written(tmp_path, qb_broker, "consumer: {topic: orders, group_id: g, max_wait_ms: 100}\n")
+    assert offline("consume", "--config", config, "--count", "2").out == "[orders:1:0] one\n[orders:1:1] two\n"
+    assert offline("consume", "--config", config, "--count", "1", "--format", "{value}!").out == "three!\n"
+
+
+@pytest.mark.process
+def test_consume_takes_one_partition_from_an_offset_and_commits_for_its_group(
+    orders: BrokerClient, qb_broker: RunningBroker, tmp_path: Path, offline: Run
+) -> None:
+    orders.publish_many("orders", [b"%d" % number for number in range(5)], partition=1)
+    config = written(tmp_path, qb_broker, "consumer: {topic: orders, partition: 1, group_id: g, offset: 2}\n")
+    assert offline("consume", "--config", config, "--count", "2").out == "[orders:1:2] 2\n[orders:1:3] 3\n"
+    assert [each["offset"] for each in orders.committed_offsets("g", "orders")] == [4]
+    assert offline("consume", "--config", config, "--count", "1").out == "[orders:1:4] 4\n"
+    assert offline("consume", "--config", config, "--group", "h", "--auto-commit", "no", "--count", "1").out != ""
+    assert list(orders.committed_offsets("h", "orders")) == []
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("partition", ["", ", partition: 0"])
+def test_a_signal_ends_a_consumer_that_commits_what_it_printed(
+    orders: BrokerClient, qb_broker: RunningBroker, tmp_path: Path, number: signal.Signals, partition: str
+) -> None:
+    orders.publish("orders", b"tea", partition=0)
+    config = written(tmp_path, qb_broker, f"consumer: {{topic: orders, group_id: g{partition}}}\n")
+    with start_process("consume", "--config", config, **PIPES) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"[orders:0:0] tea\n"
+        process.send_signal(number)
+        assert process.wait(timeout=30) == 0
+    assert [each["offset"] for each in orders.committed_offsets("g", "orders") if each["partition"] == 0] == [1]
+
+
+# --- one program for all roles, and the library ---
+
+
+@pytest.mark.process
+def test_one_program_is_a_broker_a_producer_and_a_consumer_by_the_full_example(tmp_path: Path) -> None:
+    config = ["--config", str(CONFIG / "example-full.yaml")]
+    with start_process("run", "--mode", "broker", *config, "--broker", "127.0.0.1:0", cwd=tmp_path, **PIPES) as broker:
+        try:
+            assert broker.stdout is not None
+            found = re.search(rb"listens on (\S+:\d+)", broker.stdout.readline())
+            assert found
+            address = ["--broker", found[1].decode()]
+            with start_process("run", "--mode", "producer", *config, *address, **PIPES) as producer:
+                out, err = producer.communicate(b"one\ntwo\n", timeout=30)
+            assert (producer.returncode, out) == (0, b"stored 2 messages in topic 'events'\n"), err
+            with start_process("run", "--mode", "consumer", *config, *address, **PIPES) as consumer:
+                assert consumer.stdout is not None
+                assert [consumer.stdout.readline() for _ in range(2)] == [b"[events:0:0] one\n", b"[events:0:1] two\n"]
+                consumer.terminate()
+                assert consumer.wait(timeout=30) == 0
+        finally:
+            broker.terminate()
+        assert broker.wait(timeout=30) == 0
+        assert (tmp_path / "storage/data").is_dir()
+
+
+@pytest.mark.process
+def test_the_servers_example_is_taken_and_a_flag_wins_over_it(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "server.py"), "--config", str(CONFIG / "broker.yaml"), "--port", "0"]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("QB_")}
+    done = subprocess.run([*command, "--print-config"], env=kept, cwd=tmp_path, capture_output=True, text=True)
+    rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}
+    assert rows["server.port"] == ["0", "flag", "--port"]
+    assert rows["storage.data_dir"] == ["./storage/data", "file", str(CONFIG / "broker.yaml")]
+
+
+@pytest.mark.process
+async def test_a_consumer_of_the_library_takes_the_same_file(
+    orders: BrokerClient, qb_broker: RunningBroker, tmp_path: Path
+) -> None:
+    orders.publish("orders", b"tea")
+    seen: list[str] = []
+    config = written(tmp_path, qb_broker, "consumer: {topic: orders, group_id: g, offset: -2, max_wait_ms: 100}\n")
+    with Consumer.from_config(config, lambda message: (seen.append(message.text()), consumer.stop())) as consumer:
+        consumer.run()
+
+    async def handle(message: object) -> None:
+        seen.append("async")
+        asynchronous.stop()
+
+    orders.publish("orders", b"milk")
+    async with AsyncConsumer.from_config(config, handle) as asynchronous:
+        await asynchronous.run()
+    assert seen == ["tea", "async"]
+
+
+def test_a_file_that_names_no_group_is_refused_by_the_library(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("consumer: {topic: orders}\n")
+    with pytest.raises(ValueError, match=r"consumer\.group_id: is missing in file"):
+        Consumer.from_config(str(tmp_path / "c.yaml"))
