@@ -48,7 +48,7 @@ class ConnectionTrouble:
         self._connections = 0
         self._failed_in_turn = 0  # attempts since the last connection
         self._down_since: float | None = None  # when the first of these failed
-        self._told = False  # has the log said what is waited for?
+        self._logged = False  # has the log said what is waited for?
         self.failures = 0  # how often all brokers have failed in turn, and connections were lost, so far
 
     @property
@@ -58,7 +58,7 @@ class ConnectionTrouble:
 
     def welcomed(self) -> None:
         """Take note of a connection."""
-        self._up, self._failed_in_turn, self._down_since, self._told = True, 0, None, False
+        self._up, self._failed_in_turn, self._down_since, self._logged = True, 0, None, False
         self._connections += 1
         log.info("connected to %s%s", self.server, " again" if self._connections > 1 else "")
 
@@ -75,17 +75,17 @@ class ConnectionTrouble:
             log.warning("lost the connection: %s; connecting again", self._text)
         else:
             self._failed_in_turn += 1
-            self._tell_once()
+            self._log_once()
         if was_up or self._failed_in_turn % len(self._servers) == 0:
             self.failures += 1
         self._turn = (self._turn + 1) % len(self._servers)
 
-    def _tell_once(self) -> None:
+    def _log_once(self) -> None:
         """Say what is waited for, if that has taken long and is not said yet."""
         now = time.monotonic()
         self._down_since = self._down_since or now
-        if not self._told and now - self._down_since >= SILENT_FOR:
-            self._told = True
+        if not self._logged and now - self._down_since >= SILENT_FOR:
+            self._logged = True
             log.warning("waiting for a broker: %s", self._text)
 
     def unavailable(self) -> BrokerUnavailable:
