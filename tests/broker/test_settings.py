@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qb.core.settings import TABLE, Setting, Settings, SettingsError, describe_flags, load, render
+from qb.core.settings import PROGRAM_TABLE, TABLE, Setting, Settings, SettingsError, describe_flags, load, render
 from qb.core.wire.value_kinds import (
     BOOLEAN,
     HOURS,
@@ -303,13 +303,16 @@ def test_yaml_is_imported_only_for_a_file() -> None:
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=30).returncode == 0
 
 
+def rows_of(document: str) -> list[list[str]]:
+    lines = [line for line in document.splitlines() if line.startswith("| `")]
+    return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines]
+
+
 def test_the_document_lists_exactly_the_settings_of_the_table() -> None:
-    document = (ROOT / "docs" / "CONFIGURATION.md").read_text()
-    rows = [
-        [cell.strip().strip("`") for cell in line.strip("|").split("|")]
-        for line in document.splitlines()
-        if line.startswith("| `")
-    ]
-    assert rows == [
+    settings, _, programs = (ROOT / "docs" / "CONFIGURATION.md").read_text().partition("\n## Programs")
+    assert rows_of(settings) == [
         [row.name, row.environment, "`, `".join(row.flags), row.kind.show(row.default), row.help] for row in TABLE
+    ]
+    assert [[name, default, help] for name, _, default, help in rows_of(programs)] == [
+        [row.name, "" if row.default is None else row.kind.show(row.default), row.help] for row in PROGRAM_TABLE
     ]
