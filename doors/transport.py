@@ -118,7 +118,7 @@ class Transport:
         taken = 0
         if not self.queued:
             taken = self._send_now(parts)
-            if taken == sum(map(len, parts)) or self.gone:
+            if taken == (len(parts[0]) if len(parts) == 1 else sum(map(len, parts))) or self.gone:
                 return
             self.moved = True
         before = self.queued

@@ -105,12 +105,8 @@ class NumberedPublishes:
     ) -> Callable[[], None]:
         """Take note of what became of runs; returns what sends the answers."""
         numbers = [_numbers(runs[0], log)]
-        for run in runs[1:]:
-            following = _numbers(run, log)
-            if following.continues(numbers[-1]):
-                numbers[-1] = numbers[-1].joined(following)
-            else:
-                numbers.append(following)
+        if len(runs) > 1:
+            _join(numbers, [_numbers(run, log) for run in runs[1:]])
         if self._producer is not None:
             for each in numbers:
                 self._producer.settled(each, error)
@@ -136,6 +132,15 @@ class NumberedPublishes:
 
 def _numbers(run: AppendRun, log: PartitionLog) -> NumberedRange:
     return NumberedRange(run.first_number, len(run.positions), log, run.first_offset)
+
+
+def _join(numbers: list[NumberedRange], following: Sequence[NumberedRange]) -> None:
+    """Add ranges to those before them, joined where they continue each other."""
+    for each in following:
+        if each.continues(numbers[-1]):
+            numbers[-1] = numbers[-1].joined(each)
+        else:
+            numbers.append(each)
 
 
 async def _durable(producer: Producer, numbers: NumberedRange) -> None:

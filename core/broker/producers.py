@@ -101,15 +101,20 @@ class Producer:
 
     def remember(self, stored: NumberedRange) -> None:
         """Take note of numbers that were just given to a log."""
-        end = stored.end
-        if stored.first_number > self._highest and self._stored and stored.continues(self._stored[-1]):
-            self._stored[-1] = self._stored[-1].joined(stored)
-        else:
-            self._stored.insert(bisect_right(self._stored, stored.first_number, key=_first_number), stored)
+        first, size, _, _ = stored
+        known, newest = self._stored, first + size - 1
+        if first <= self._highest:
+            known.insert(bisect_right(known, first, key=_first_number), stored)
             self._grown()
-        self._highest = max(self._highest, end - 1)
-        if self._stored[0].end <= self._highest - WINDOW - SLACK:
-            del self._stored[: bisect_right(self._stored, self._highest - WINDOW, key=_end)]
+            newest = max(self._highest, newest)
+        elif known and stored.continues(known[-1]):
+            known[-1] = known[-1].joined(stored)
+        else:
+            known.append(stored)
+            self._grown()
+        self._highest = newest
+        if known[0].first_number + known[0].size <= newest - WINDOW - SLACK:
+            del known[: bisect_right(known, newest - WINDOW, key=_end)]
 
     @property
     def ranges(self) -> int:

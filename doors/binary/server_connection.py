@@ -86,10 +86,14 @@ class ServerConnection:
         self._unread = bytearray()
         self._at = 0  # bytes of _unread before this are done with
         self._routes = PublishRoutes()
+        self._last_route: tuple[bytes, Route | None] = b"", None  # properties of the last publish, and their route
         self._closed = False
 
     def receive(self, data: bytes | memoryview) -> None:
         """Keep bytes for next_event() to parse."""
+        if self._at == len(self._unread):
+            self._unread, self._at = bytearray(data), 0
+            return
         if self._at:
             del self._unread[: self._at]
             self._at = 0
@@ -123,7 +127,12 @@ class ServerConnection:
             body_length = total - OVERHEAD - length
             if kind == PUBLISH and total <= unread and 0 <= body_length <= self._max_body and timestamp <= LATEST_MS:
                 properties_at = at + HEAD.size
-                route = self._routes.get(bytes(buffer[properties_at : properties_at + length]))
+                known, route = self._last_route
+                if len(known) != length or not buffer.startswith(known, properties_at):
+                    known = bytes(buffer[properties_at : properties_at + length])
+                    route = self._routes.get(known)
+                    if route is not None:
+                        self._last_route = known, route
                 if route is not None and _length_at(buffer, properties_at + length)[0] == body_length:
                     return PublishRun(number, route)
         try:
@@ -200,7 +209,7 @@ class ServerConnection:
         if end - at == total:  # one alone, which next_event() has looked at
             _TYPE_SEQUENCE_TIMESTAMP.pack_into(buffer, at + 4, DATA, offset, timestamp or now_ms)
             self._at = end
-            frame = bytes(memoryview(buffer)[start:]) if total < LONG else self._give_away(start)
+            frame = bytes(memoryview(buffer)[start:] if start else buffer) if total < LONG else self._give_away(start)
             return AppendRun(frame, (0,), first_offset, producer_id, first_number)
         stop = offset + limit if limit else -1
         publish, data, patch, latest = PUBLISH, DATA, TYPE_AND_SEQUENCE.pack_into, LATEST_MS

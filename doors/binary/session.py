@@ -181,7 +181,9 @@ class Session:
             wait = self._publishing.publish(event) if isinstance(event, PublishRun) else self._handle(event)
             if wait is not None:
                 return wait
-            if self._connection.unread and must_give_way():
+            if not self._connection.unread:
+                return None
+            if must_give_way():
                 return trio.lowlevel.checkpoint
         return partial(self._transport.wait_for_room, QUEUED_LIMIT)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from itertools import groupby
-from operator import attrgetter
 from typing import NamedTuple
 
 from qb.core.wire.errors import BrokerError
@@ -72,5 +70,11 @@ class PendingRuns:
 
 def answer(completions: Completions, waiting: list[WaitingRun], error: BrokerError | None, append_ms: int) -> None:
     """Queue the call of each run's `done`; runs in a row that have the same one share a call."""
-    for done, some in groupby(waiting, attrgetter("done")):
-        completions.add(partial(done, [each.run for each in some], error, append_ms))
+    last: Done | None = None
+    runs: list[AppendRun] = []
+    for run, done, _ in waiting:
+        if done == last:
+            runs.append(run)
+            continue
+        last, runs = done, [run]
+        completions.add(partial(done, runs, error, append_ms))

@@ -41,11 +41,15 @@ class ProducerRanges:
         """Take in ranges that have become durable."""
         for new in ranges:
             self._add(new)
+        self._stay_bounded()
 
     def _add(self, new: ProducerRange) -> None:
         producer_id = new.producer_id
-        ranges = self._producers.setdefault(producer_id, deque())
-        self._producers.move_to_end(producer_id)
+        ranges = self._producers.get(producer_id)
+        if ranges is None:
+            ranges = self._producers[producer_id] = deque()
+        else:
+            self._producers.move_to_end(producer_id)
         if not new.count:
             self._note_dropped(producer_id, new.first_number)
             return
@@ -64,7 +68,6 @@ class ProducerRanges:
         most = TRANSACTION_RANGES if producer_id == TRANSACTIONS else MAX_RANGES
         if len(ranges) > most:
             self._keep_newest(producer_id, most)
-        self._stay_bounded()
 
     def _keep_newest(self, producer_id: int, count: int) -> None:
         ranges = self._producers[producer_id]
@@ -78,7 +81,7 @@ class ProducerRanges:
             self._dropped[producer_id] = max(self._dropped.get(producer_id, 0), number)
 
     def _stay_bounded(self) -> None:
-        if len(self._producers) > MAX_PRODUCERS:
+        while len(self._producers) > MAX_PRODUCERS:
             if next(iter(self._producers)) == TRANSACTIONS:
                 self._producers.move_to_end(TRANSACTIONS)  # a start must know what it need not copy again
             forgotten, ranges = self._producers.popitem(last=False)
