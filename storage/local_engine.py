@@ -36,6 +36,7 @@ from qb.storage.engine import CommitStep, Metadata, RecoveryReport, Topic
 from qb.storage.faults import keep_running
 from qb.storage.files import NO_ROOM, CannotOpen, OpenFiles, make_directory, note_on_access
 from qb.storage.log.log_context import LogContext, LogSettings, TopicHealth
+from qb.storage.log.log_extents import LogExtents, key_of
 from qb.storage.log.log_recovery import RecoveredLog, notes_on, recover
 from qb.storage.log.partition_log import LocalLog
 from qb.storage.log.recent_batches import LastReads, RecentMemory
@@ -95,10 +96,11 @@ class LocalEngine:
         pace = SyncPace()
         self._commit_steps = CommitSteps(self._completions, pace)
         shared = self._files, self._writers, memory, reads, self.measures, self._commit_steps, self._completions
-        self._shared = LogContext(settings, clock, *shared, pace)
         self._metadata_log, self._notes, self._ends = found.log, found.notes, found.ends
         self._metadata = MetadataStore(found.log, found.entries, self._writers, self._completions, pace)
         self.metadata: Metadata = self._metadata
+        self._extents = LogExtents(self._metadata, are_durable=settings.fsync_on_write)
+        self._shared = LogContext(settings, clock, *shared, pace, self._extents)
         self._stages = LocalStages(data_dir / "staged", self._shared)
         self._kept: dict[str, OpenTopic] = {}
         self._topics: dict[str, Topic] = {}  # the same without the logs, at hand for every publish
@@ -140,8 +142,8 @@ class LocalEngine:
         for topic in self._find_topics(notes):
             parts[topic.topic] = self._recover_topic(topic)
             self._keep(topic, parts[topic.topic])
+        notes += [*notes_on(parts), *self._stages.recover(self._ends)]
         self._ends = {}  # from now on logs may be written
-        notes += [*notes_on(parts), *self._stages.recover()]
         found = [part for its in parts.values() for part in its]
         logs = [log for kept in self._kept.values() for log in kept.logs]
         self.recovery = RecoveryReport(
@@ -153,9 +155,12 @@ class LocalEngine:
         )
 
     def _recover_topic(self, topic: Topic) -> list[RecoveredLog]:
-        directories = [self._directories.partition(topic.topic, number) for number in range(topic.partitions)]
-        ends = [self._ends.get(self._proof_key(directory)) for directory in directories]
-        return [recover(self._files, directory, end) for directory, end in zip(directories, ends, strict=True)]
+        return [self._recover_log(topic.topic, number) for number in range(topic.partitions)]
+
+    def _recover_log(self, topic: str, partition: int) -> RecoveredLog:
+        directory = self._directories.partition(topic, partition)
+        end = self._ends.get(self._proof_key(directory))
+        return recover(self._files, directory, end, self._extents.of(topic, partition))
 
     def _clear_unfinished(self, notes: list[str]) -> None:
         """Finish deletions and take back creations that the last process did not get through."""
@@ -166,7 +171,7 @@ class LocalEngine:
                 notes.append(f"finished the deletion of topic {topic!r}")
                 self._directories.clear(path)
                 if not self._directories.exists(topic):
-                    self._metadata.write_now({_key(topic): None})
+                    self._metadata.write_now(dict.fromkeys(self._keys(topic)))
             self._directories.remove(path)
 
     def _find_topics(self, notes: list[str]) -> list[Topic]:
@@ -180,6 +185,10 @@ class LocalEngine:
                 self._metadata.write_now({_key(name): msgspec.json.encode(topic)})
                 topics.append(topic)
         return topics
+
+    def _keys(self, topic: str) -> list[str]:
+        """Return where the metadata keeps what it knows of a topic and its logs."""
+        return [_key(topic), *self.metadata.under(key_of(topic))]
 
     def _clock(self) -> int:
         return self._shared.clock()
@@ -217,6 +226,7 @@ class LocalEngine:
             raise TopicExists(topic.topic)
         topic = msgspec.structs.replace(topic, created_ms=topic.created_ms or self._clock())
         parts = await self._in_thread(self._create_on_disk, topic)
+        self._extents.begin(topic.topic)
         try:
             await self.metadata.put(_key(topic.topic), topic)
         except BrokerError:
@@ -290,7 +300,7 @@ class LocalEngine:
             for log in kept.logs:
                 log.forget()
         await self._in_thread(self._directories.clear, hidden)  # first, so that a full disk has room for the rest
-        await self.metadata.delete(_key(topic))
+        await self.metadata.delete(*self._keys(topic))
         await self._in_thread(self._directories.remove, hidden)
 
     async def _in_thread(self, work: Callable[..., Result], *arguments: object) -> Result:
@@ -331,6 +341,7 @@ class LocalEngine:
                 keepers.start_soon(keep_running, "writers", self._writers.deliver_forever)
                 keepers.start_soon(keep_running, "metadata", self._metadata.run)
                 keepers.start_soon(self._watch_directory)
+                keepers.start_soon(keep_running, "extents of logs", self._extents.run)
                 keepers.start_soon(background.prove, self._logs)
                 limits = settings.retention_hours, settings.retention_bytes, settings.retention_interval
                 drop = partial(background.drop_forever, self._logs, self._shared.clock, *limits)
@@ -373,6 +384,7 @@ class LocalEngine:
         for _, log in self._logs() if not self._lock.is_lost else ():
             if end := log.tidy():
                 ends[self._proof_key(self._directories.partition(log.topic, log.partition))] = end
+        ends |= self._stages.ends()
         self._writers.stop(patience=1.0)
         if not self._writers.is_stuck and not self._lock.is_lost:
             self._prove_stop(ends)

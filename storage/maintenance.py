@@ -50,7 +50,12 @@ async def drop_expired(log: LocalLog, now_ms: int, hours: float, limit: int) -> 
     dropped = log.drop_first(droppable(closed, active_size, now_ms, hours, limit))
     if dropped:
         logger.info("%s/%d: dropped %d segments before %d", log.topic, log.partition, len(dropped), log.first_offset)
-        await trio.to_thread.run_sync(_delete, dropped)
+        try:
+            await log.note_first()
+        except BrokerError as error:
+            logger.warning("%s stays until after the next start: %s", dropped[0].log_path, error)
+        else:
+            await trio.to_thread.run_sync(_delete, dropped)
 
 
 def _delete(segments: list[Segment]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from qb.storage.clean_stop import NAME as CLEAN_STOP
 from qb.storage.clean_stop import BadProof, LogEnd, read_proof
 from qb.storage.data_directory import VERSION, check_format, newest_log, read_metadata
 from qb.storage.files import CannotOpen
+from qb.storage.log.log_extents import UNKNOWN, LogExtent, key_of
 from qb.storage.log.log_recovery import base_offsets, check_stop
 from qb.storage.log.sealed_batches import BadBatch, SealedBatch, find_seal, walk
 from qb.storage.log.segment import add_to_index, reader, segment_name
@@ -24,6 +26,7 @@ from qb.storage.metadata.metadata_records import Entries
 from qb.storage.metadata.metadata_recovery import check_end, torn_text
 from qb.storage.metadata.sqlite_migration import DATABASE
 from qb.storage.stages.stage_file import walk as walk_stage
+from qb.storage.stages.stage_store import end_text, missing_stages, proof_key
 from qb.storage.topic_directories import TopicDirectories
 
 
@@ -62,19 +65,25 @@ def verify(data_dir: str | Path) -> VerifyReport:
     directories = TopicDirectories(root / "topics")
     found = {topic: directories.count_partitions(topic) for topic in directories.names()}
     ends = _last_ends(root, report)
-    known = _known_topics(root, version, ends, report)
+    entries = _entries(root, version, ends, report)
+    known = {key.partition("/")[2]: entry for key, entry in entries.items() if key.startswith("topic/")}
+    partitions = {topic: msgspec.json.decode(entry.data)["partitions"] for topic, entry in known.items()}
     for path, _ in directories.unfinished():
         report.notes.append(Finding(str(path), 0, "an unfinished creation or deletion; the next start clears it"))
     for topic in sorted(found.keys() | known.keys()):
         if topic not in known:
             report.notes.append(Finding(str(root / "topics"), 0, f"topic {topic!r} is not in the metadata"))
         report.topics += 1
-        for partition in range(max(found.get(topic, 0), known.get(topic, 0))):
+        for partition in range(max(found.get(topic, 0), partitions.get(topic, 0))):
             directory = directories.partition(topic, partition)
             stopped = (ends or {}).get(directory.relative_to(root).as_posix())
-            _Partition(report, directory, stopped).prove()
+            extent = entries.get(key_of(topic, partition)) or entries.get(key_of(topic))
+            noted = LogExtent(*msgspec.json.decode(extent.data)) if extent else UNKNOWN
+            _Partition(report, directory, stopped, noted).prove()
     for path in sorted((root / "staged").glob("*.log")):
-        _prove_stage(report, path)
+        _prove_stage(report, path, (ends or {}).get(proof_key(path)))
+    for path in missing_stages(root / "staged", ends or {}):
+        report.findings.append(Finding(str(path), 0, "the stage is missing"))
     return report
 
 
@@ -87,12 +96,10 @@ def _last_ends(root: Path, report: VerifyReport) -> Mapping[str, LogEnd] | None:
         return None
 
 
-def _known_topics(root: Path, version: int, ends: Mapping[str, LogEnd] | None, report: VerifyReport) -> dict[str, int]:
-    """Prove the metadata and return every topic that it knows, with its partitions."""
+def _entries(root: Path, version: int, ends: Mapping[str, LogEnd] | None, report: VerifyReport) -> Entries:
+    """Prove the metadata and return it; without anything if it cannot be proved."""
     try:
-        entries = _prove_metadata(root, ends, report) if version == VERSION else _read_unproved(root, report)
-        known = [(key, value) for key, value in entries.items() if key.startswith("topic/")]
-        return {key.partition("/")[2]: msgspec.json.decode(value.data)["partitions"] for key, value in known}
+        return _prove_metadata(root, ends, report) if version == VERSION else _read_unproved(root, report)
     except LogDamaged as damage:
         report.findings.append(Finding(damage.file, damage.position, damage.what))
     except CannotOpen as error:
@@ -117,23 +124,26 @@ def _read_unproved(root: Path, report: VerifyReport) -> Entries:
     return read_metadata(root)
 
 
-def _prove_stage(report: VerifyReport, path: Path) -> None:
+def _prove_stage(report: VerifyReport, path: Path, stopped: LogEnd | None) -> None:
     """Prove every seal of a stage, whose messages cannot be read before they are committed."""
     fd = os.open(path, os.O_RDONLY)
     try:
         size = os.fstat(fd).st_size
         report.stages += 1
         report.bytes += size
+        found = LogEnd(0, 0)
         try:
-            for _ in walk_stage(reader(fd), 0, size):
-                pass
+            for record in walk_stage(reader(fd), 0, size):
+                found = LogEnd(record.end, record.first + record.count)
         except BadBatch as bad:
             rest = reader(fd)(bad.position, size - bad.position)
             if find_seal(rest, bad.offset) is not None:
                 report.findings.append(Finding(str(path), bad.position, bad.what))
             else:
-                what = f"a torn tail of {len(rest)} bytes, never answered"
+                what = f"a torn tail of {len(rest)} bytes; if it was answered, it is lost"
                 report.notes.append(Finding(str(path), bad.position, what))
+        if stopped is not None and found != stopped:
+            report.findings.append(Finding(str(path), found.size, end_text(stopped)))
     finally:
         os.close(fd)
 
@@ -141,8 +151,9 @@ def _prove_stage(report: VerifyReport, path: Path) -> None:
 class _Partition:
     """One partition under proof."""
 
-    def __init__(self, report: VerifyReport, directory: Path, stopped: LogEnd | None) -> None:
+    def __init__(self, report: VerifyReport, directory: Path, stopped: LogEnd | None, extent: LogExtent) -> None:
         self._report = report
+        self._extent = extent  # what it has at least
         self._stopped = stopped  # where the last clean stop left it
         self._directory = directory
         self._first_base = 0
@@ -150,11 +161,16 @@ class _Partition:
 
     def prove(self) -> None:
         self._report.partitions += 1
-        bases = base_offsets(self._directory)
+        every = base_offsets(self._directory)
+        bases = [base for base in every if not base < self._extent.first < UNKNOWN.first]
         if not bases:
             self._find(str(self._directory), 0, "the partition has no log")
             return
+        for left in every[: len(every) - len(bases)]:
+            what = "retention has dropped this segment; the next start deletes it"
+            self._report.notes.append(Finding(segment_name(self._directory, left)[0], 0, what))
         self._first_base = bases[0]
+        self._check(partial(self._extent.check_first, str(self._directory), bases[0]))
         for base, following in pairwise([*bases, None]):
             assert base is not None
             self._prove_segment(base, following)
@@ -197,15 +213,18 @@ class _Partition:
             elif not torn:
                 self._find(log, bad.position, bad.what)
                 return entries.encode(), offset
+        if following is None:
+            self._check(partial(self._extent.check_next, log, position, offset))
         if following is None and self._stopped is not None:
-            self._prove_end(log, LogEnd(position, offset), self._stopped)
+            self._check(partial(check_stop, log, LogEnd(position, offset), self._stopped))
         return entries.encode(), offset
 
-    def _prove_end(self, log: str, found: LogEnd, stopped: LogEnd) -> None:
+    def _check(self, check: Callable[[], None]) -> None:
+        """Report what a check that raises LogDamaged finds."""
         try:
-            check_stop(log, found, stopped)
+            check()
         except LogDamaged as damage:
-            self._find(log, damage.position, damage.what)
+            self._find(damage.file, damage.position, damage.what)
 
     def _prove_batch(self, log: str, batch: SealedBatch) -> None:
         """Check what the walk does not: times, and the inner lengths of every frame."""

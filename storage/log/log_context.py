@@ -11,6 +11,7 @@ from qb.storage.commit.completions import Completions
 from qb.storage.commit.sync_pace import SyncPace
 from qb.storage.commit.writer_threads import WriterThreads
 from qb.storage.files import OpenFiles
+from qb.storage.log.log_extents import LogExtents
 from qb.storage.log.recent_batches import LastReads, RecentMemory
 from qb.storage.measures import Measures
 
@@ -43,6 +44,7 @@ class LogContext(NamedTuple):
     commit_steps: CommitSteps
     completions: Completions
     pace: SyncPace
+    extents: LogExtents
 
 
 class TopicHealth:

@@ -16,6 +16,7 @@ from qb.core.wire.errors import LogDamaged
 from qb.core.wire.frames import HEAD
 from qb.storage.clean_stop import NAME, LogEnd
 from qb.storage.files import NO_ROOM, OpenFiles, SyncFailed, datasync
+from qb.storage.log.log_extents import UNKNOWN, LogExtent
 from qb.storage.log.producer_ranges import ProducerRanges
 from qb.storage.log.sealed_batches import DATA, SEAL, SEAL_HEAD, BadBatch, find_seal, walk
 from qb.storage.log.segment import Segment, add_to_index, reader
@@ -33,23 +34,27 @@ class RecoveredLog(msgspec.Struct):
     damage: LogDamaged | None = None
 
 
-def recover(files: OpenFiles, directory: Path, end: LogEnd | None = None) -> RecoveredLog:
+def recover(files: OpenFiles, directory: Path, end: LogEnd | None = None, extent: LogExtent = UNKNOWN) -> RecoveredLog:
     """Open a partition: prove its newest segment, cut a torn tail, mend indexes. Blocks. Raises OSError.
 
-    `end` is where a clean stop left the log: then nothing of it can be torn.
+    `end` is where a clean stop left the log: then nothing of it can be torn. `extent` is what it has at least.
     """
     found = RecoveredLog()
     try:
-        found.segments = [Segment(files, directory, base) for base in base_offsets(directory)]
+        every = [Segment(files, directory, base) for base in base_offsets(directory)]
+        dropped = [segment for segment in every if segment.base_offset < extent.first < UNKNOWN.first]
+        found.segments = every[len(dropped) :]
         if not found.segments:
             raise LogDamaged(str(directory), 0, "the partition has no log")
-        _drop_orphans(directory)
-        unfinished = _take_unfinished(found)
+        extent.check_first(str(directory), found.segments[0].base_offset)
+        unfinished = _take_unfinished(found, extent)
         for segment, following in pairwise(found.segments):
             _open_closed(found, segment, following.base_offset)
-        _open_newest(found, found.segments[-1], unfinished.base_offset if unfinished else None, end)
-        if unfinished:
-            unfinished.delete()
+        must_end = unfinished.base_offset if unfinished else None
+        _open_newest(found, found.segments[-1], must_end, end, extent)
+        for segment in (*dropped, *([unfinished] if unfinished else [])):
+            segment.delete()
+        _drop_orphans(directory)
     except LogDamaged as damage:
         found.damage = damage
     return found
@@ -86,11 +91,15 @@ def _drop_orphans(directory: Path) -> None:
             index.unlink()
 
 
-def _take_unfinished(found: RecoveredLog) -> Segment | None:
+def _take_unfinished(found: RecoveredLog, extent: LogExtent) -> Segment | None:
     """Take out the newest segment if its first batch was never finished: then nothing was ever acked from it."""
-    if len(found.segments) > 1 and not _is_begun(found.segments[-1]):
-        return found.segments.pop()
-    return None
+    newest = found.segments[-1]
+    if len(found.segments) == 1 or newest.base_offset < extent.next or _is_begun(newest):
+        return None
+    with newest.open() as fd:
+        written = len(reader(fd)(0, os.fstat(fd).st_size).rstrip(b"\0"))
+    found.cut_from, found.cut_bytes = newest.log_path, written
+    return found.segments.pop()
 
 
 def _is_begun(segment: Segment) -> bool:
@@ -102,7 +111,9 @@ def _is_begun(segment: Segment) -> bool:
             return find_seal(reader(fd)(0, end), bad.offset) is not None
 
 
-def _open_newest(found: RecoveredLog, segment: Segment, must_end: int | None, stopped: LogEnd | None) -> None:
+def _open_newest(
+    found: RecoveredLog, segment: Segment, must_end: int | None, stopped: LogEnd | None, extent: LogExtent
+) -> None:
     """Walk the newest segment; one that was being followed by another has no tear, since all of it was durable."""
     entries = IndexEntries()
     with segment.open() as fd:
@@ -115,6 +126,7 @@ def _open_newest(found: RecoveredLog, segment: Segment, must_end: int | None, st
         except BadBatch as bad:
             if must_end is not None:
                 raise LogDamaged(segment.log_path, bad.position, bad.what) from bad
+            extent.check_next(segment.log_path, bad.position, bad.offset)
             found.cut_from, found.cut_bytes = segment.log_path, _cut_tail(segment, fd, end, bad, stopped)
         if stopped is not None:
             check_stop(segment.log_path, LogEnd(segment.size, segment.next_offset), stopped)
@@ -123,6 +135,7 @@ def _open_newest(found: RecoveredLog, segment: Segment, must_end: int | None, st
         raise LogDamaged(segment.log_path, 0, "the segment is empty")
     if must_end is not None:
         _check_end(segment, must_end)
+    extent.check_next(segment.log_path, segment.size, segment.next_offset)
     _mend_index(found, segment, entries.encode())
 
 
@@ -183,7 +196,7 @@ def _ends_well(segment: Segment, fd: int, next_base: int) -> bool:
     if not Path(segment.index_path).exists() or os.path.getsize(segment.index_path) != count * ENTRY.size:
         return False
     position, _ = segment.index.entry(count - 1)
-    head = read(position, HEAD.size)
+    head = read(position, HEAD.size) if position < end else b""
     if len(head) < HEAD.size:
         return False
     length, kind, sequence, _, _ = HEAD.unpack(head)

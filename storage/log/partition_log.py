@@ -266,6 +266,7 @@ class LocalLog:
             self._segments.append(segment)
         segment.extend(position + batch.size, batch.next_offset, batch.append_ms)
         self._durable_offset = batch.next_offset
+        self._shared.extents.moved(self)
         if not self._held:
             self._end_offset = batch.next_offset
 
@@ -343,6 +344,10 @@ class LocalLog:
         self._shared.memory.drop(self._tail)
         self._shared.reads.drop(self)
         self._shared.completions.notify(self._watchers)
+
+    async def note_first(self) -> None:
+        """Note durably where the log begins, before anything is deleted that it had. Raises BrokerError."""
+        await self._shared.extents.note_first(self)
 
     def drop_first(self, count: int) -> list[Segment]:
         """Take the oldest closed segments out of the log; returns them, for their files to be deleted."""

@@ -158,9 +158,9 @@ class StageFile:
                     newest.append((record.first, size))
                     size = record.end
             except BadBatch as bad:
-                if find_seal(reader(fd)(size, min(end - size, LOOKED_BEHIND)), bad.offset) is not None:
-                    note = f"{self.path} is used up to byte {size} only; behind it: {bad.what}"
-                if note and head is None:
+                note = f"{self.path} is used up to byte {size} only; behind it: {bad.what}"
+                damaged = find_seal(reader(fd)(size, min(end - size, LOOKED_BEHIND)), bad.offset) is not None
+                if damaged and head is None:
                     raise OSError(errno.EIO, f"it does not say whose it is: {bad.what}") from bad
             datasync(fd)  # what a killed broker had written but not synced may be committed now
         self._files.forget(self.path)  # there may be many, and few are asked for again

@@ -16,7 +16,16 @@ from typing import NamedTuple
 
 import trio
 
-from qb.core.wire.errors import BrokerError, Internal, LogDamaged, LogPoisoned, OutOfSequence, UnknownStage
+from qb.core.wire.errors import (
+    BrokerError,
+    Internal,
+    LogDamaged,
+    LogPoisoned,
+    OutOfSequence,
+    ShuttingDown,
+    UnknownStage,
+)
+from qb.storage.clean_stop import LogEnd
 from qb.storage.commit.batch_commit import FailedBatch
 from qb.storage.engine import Settled, StagedMessages, Where
 from qb.storage.files import make_directory, sync_directory
@@ -206,6 +215,22 @@ class LocalStage:
             await self._changed.wait()
 
 
+def proof_key(path: Path) -> str:
+    """Return how the proof of a clean stop names a stage."""
+    return f"{path.parent.name}/{path.name}"
+
+
+def missing_stages(directory: Path, ends: Mapping[str, LogEnd]) -> list[Path]:
+    """Return the stages that the last clean stop left and that are not there."""
+    left = [directory.parent / key for key in ends if key.startswith(f"{directory.name}/")]
+    return [path for path in left if not path.exists()]
+
+
+def end_text(stopped: LogEnd) -> str:
+    """Return what is wrong with a stage that does not end where the last clean stop left it."""
+    return f"its records end here, but the last clean stop left {stopped.last} messages in {stopped.size} bytes"
+
+
 class LocalStages:
     """The `staged` directory."""
 
@@ -214,13 +239,25 @@ class LocalStages:
         self._shared = shared
         self.known: dict[str, LocalStage] = {}
 
-    def recover(self) -> list[str]:
-        """Find every stage; returns notes for the operator. Blocks. Raises OSError."""
+    def recover(self, ends: Mapping[str, LogEnd]) -> list[str]:
+        """Find every stage; returns notes for the operator. Blocks. Raises OSError.
+
+        `ends` is where the last clean stop left each: a stage that ends elsewhere is damaged.
+        """
         make_directory(self._directory)
-        notes = [self._recover(path) for path in sorted(self._directory.glob("*.log"))]
+        notes = [self._recover(path, ends.get(proof_key(path))) for path in sorted(self._directory.glob("*.log"))]
+        notes += [f"{path} is missing" for path in missing_stages(self._directory, ends)]
         return [note for note in notes if note]
 
-    def _recover(self, path: Path) -> str | None:
+    def ends(self) -> dict[str, LogEnd]:
+        """Return where each stage ends, for the proof of a clean stop; of one that failed it is not known."""
+        return {
+            proof_key(Path(stage.file.path)): LogEnd(stage.size, stage.messages)
+            for stage in self.known.values()
+            if stage.failure is None or isinstance(stage.failure, ShuttingDown)
+        }
+
+    def _recover(self, path: Path, stopped: LogEnd | None) -> str | None:
         file = StageFile(self._shared.files, path)
         try:
             found = file.find()
@@ -229,7 +266,10 @@ class LocalStages:
                 return f"dropped stage {path.stem}: its beginning was never finished"
         except OSError as error:
             return f"stage {path.stem} is left alone, since it cannot be read: {error}"
-        self.known[path.stem] = LocalStage(path.stem, self._shared, file, found)
+        stage = self.known[path.stem] = LocalStage(path.stem, self._shared, file, found)
+        if stopped is not None and stopped != LogEnd(stage.size, stage.messages):
+            stage.failure = LogDamaged(file.path, stage.size, end_text(stopped))
+            return f"stage {path.stem} cannot be committed: {stage.failure}"
         return found.note
 
     def create(self, transaction: str, number: int | None) -> LocalStage:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qb.core.wire.errors import OffsetOutOfRange
+from qb.core.wire.errors import DiskFull, OffsetOutOfRange
 from qb.storage.engine import Topic
 from qb.storage.faults import Faults
 from qb.storage.log.retention import ClosedSegment, droppable
@@ -120,9 +120,32 @@ async def test_a_reader_in_the_middle_of_a_dropped_segment_gets_its_data_or_a_cl
             await log.look(segment, 0, lambda: segment.read(0, 100, segment.size))
 
 
-async def test_a_drop_that_a_crash_interrupts_leaves_a_log_without_a_gap(tmp_path: Path) -> None:
+async def test_a_drop_that_a_crash_interrupts_is_finished_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await fill(tmp_path, Clock())
+    with monkeypatch.context() as crashing:
+        crashing.setattr("qb.storage.maintenance._delete", lambda segments: None)
+        async with opened(tmp_path) as engine:
+            await drop_expired(engine.log("t", 0), 0, 0, 1)
     logs(tmp_path)[0].unlink()  # and its index is still there
+    assert len(logs(tmp_path)) == 9
     async with opened(tmp_path) as engine:
-        assert await everything(engine.log("t", 0)) == [b"%d" % number for number in range(1, 10)]
-        assert len(indexes(tmp_path)) == len(logs(tmp_path)) == 9
+        assert await everything(engine.log("t", 0)) == [b"9"]
+        assert len(indexes(tmp_path)) == len(logs(tmp_path)) == 1
+
+
+async def test_nothing_is_deleted_that_could_not_be_noted_as_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(tmp_path, Clock())
+
+    async def fails(*_: object) -> None:
+        raise DiskFull("no room")
+
+    async with opened(tmp_path) as engine:
+        monkeypatch.setattr(engine.metadata, "put", fails)
+        await drop_expired(engine.log("t", 0), 0, 0, 1)
+    assert len(logs(tmp_path)) == 10
+    async with opened(tmp_path) as engine:
+        assert await everything(engine.log("t", 0)) == [b"%d" % number for number in range(10)]

@@ -13,6 +13,7 @@ import trio
 
 from qb.core.wire.errors import BrokerError, DiskFull, LogDamaged, LogPoisoned, OutOfSequence, ShuttingDown
 from qb.core.wire.frames import MessageType, decode_frame, encode_frame, frame_length
+from qb.storage.clean_stop import remove_proof
 from qb.storage.engine import StageLog, Where
 from qb.storage.local_engine import LocalEngine
 from qb.storage.verification import verify
@@ -121,6 +122,7 @@ async def test_a_tail_torn_at_any_byte_leaves_exactly_what_was_answered_before_i
     assert len(whole) == sizes[-1]
     for cut in range(sizes[0], len(whole)):
         path.write_bytes(whole[:cut])
+        remove_proof(tmp_path / "data")  # as after a kill
         kept = max(index for index, size in enumerate(sizes) if size <= cut)
         async with running(open_engine(tmp_path)) as engine:
             found = only(engine)
@@ -166,6 +168,7 @@ async def test_a_stage_whose_beginning_was_torn_was_never_answered_and_goes(tmp_
         path, whole = file_of(tmp_path, stage), file_of(tmp_path, stage).read_bytes()
     for cut in (0, 1, 40, len(whole) - 1):
         path.write_bytes(whole[:cut])
+        remove_proof(tmp_path / "data")  # as after a kill
         async with running(open_engine(tmp_path)) as engine:
             assert engine.stages() == {}
             assert not path.exists()
@@ -420,6 +423,26 @@ async def test_verify_proves_stages_and_calls_a_torn_tail_a_note(tmp_path: Path)
     assert (report.findings, report.notes, report.stages) == ([], [], 1)
     path = file_of(tmp_path, stage)
     path.write_bytes(path.read_bytes()[:-1])
+    assert [finding.file for finding in verify(tmp_path / "data").findings] == [str(path)]
+    remove_proof(tmp_path / "data")  # as after a kill
     report = verify(tmp_path / "data")
     assert report.findings == []
     assert [(note.file, note.position) for note in report.notes] == [(str(path), size)]
+
+
+async def test_after_a_clean_stop_a_stage_that_ends_elsewhere_is_refused_and_a_missing_one_is_named(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path) as engine:
+        stage, other = await engine.begin_stage("x", None), await engine.begin_stage("y", None)
+        await put(stage, T0, b"a")
+        size = stage.size
+        await put(stage, T0, b"b")
+    path, missing = file_of(tmp_path, stage), file_of(tmp_path, other)
+    path.write_bytes(path.read_bytes()[:size])
+    missing.unlink()
+    assert [finding.file for finding in verify(tmp_path / "data").findings] == [str(path), str(missing)]
+    async with running(open_engine(tmp_path)) as engine:
+        assert isinstance(only(engine).failure, LogDamaged)
+        assert [note for note in engine.recovery.notes if str(path) in note and "cannot be committed" in note]
+        assert f"{missing} is missing" in engine.recovery.notes

@@ -1,0 +1,103 @@
+"""Where logs begin and end, noted in the metadata: what a start must find in their files.
+
+A kill takes nothing that was durable. So a log that begins later or ends earlier than was noted is damaged, even where
+its files are whole: a segment is missing, or the end was cut off between two batches. An end is noted within a second;
+what was stored after that alone can be lost unnoticed. A beginning is noted before retention deletes anything.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import NamedTuple, Protocol
+
+import trio
+
+from qb.core.wire.errors import LogDamaged
+from qb.storage.engine import Metadata
+
+KEY = "log/"
+INTERVAL = 1.0  # seconds between two rounds of notes
+AT_ONCE = 1_000  # logs in one round
+
+
+class Extended(Protocol):
+    """A log that has come to have more messages, or fewer."""
+
+    topic: str
+    partition: int
+
+    @property
+    def first_offset(self) -> int: ...
+    @property
+    def durable_offset(self) -> int: ...
+    @property
+    def is_deleted(self) -> bool: ...
+
+
+class LogExtent(NamedTuple):
+    """What a log has at least: the messages from `first` up to `next`; it begins with `first`."""
+
+    first: int
+    next: int  # 0: not known
+
+    def check_first(self, directory: str, found: int) -> None:
+        """Raises LogDamaged if a log that begins with the offset `found` lacks its first segments."""
+        if found > self.first:
+            what = f"its first segment begins with offset {found}, but the log begins with {self.first}"
+            raise LogDamaged(directory, 0, f"{what}: a segment is missing")
+
+    def check_next(self, file: str, size: int, found: int) -> None:
+        """Raises LogDamaged if a log that ends before the offset `found` lacks messages that were durable."""
+        if found < self.next:
+            what = f"the log ends before offset {found}, but all before {self.next} was stored"
+            raise LogDamaged(file, size, f"{what}: its end, or a segment behind it, is missing")
+
+
+UNKNOWN = LogExtent(2**63, 0)
+
+
+def key_of(topic: str, partition: int | str = "") -> str:
+    """Return where the metadata keeps the extent of a log, or what holds for all logs of a topic."""
+    return f"{KEY}{topic}/{partition}"
+
+
+class LogExtents:
+    """Notes where logs begin and end. Belongs to the event loop."""
+
+    def __init__(self, metadata: Metadata, *, are_durable: bool) -> None:
+        """`are_durable`: is what a log has taken on stable storage?"""
+        self._metadata, self._are_durable = metadata, are_durable
+        self._moved: dict[Extended, None] = {}  # the first to move comes first
+
+    def of(self, topic: str, partition: int) -> LogExtent:
+        """Return what is noted of a log, or of its topic."""
+        entry = self._metadata.get(key_of(topic, partition)) or self._metadata.get(key_of(topic))
+        return LogExtent(*entry.value) if entry else UNKNOWN
+
+    def begin(self, topic: str) -> None:
+        """Have it noted with the next write that the logs of a new topic begin with offset 0 unless noted otherwise."""
+        self._metadata.put_soon(key_of(topic), LogExtent(0, 0))
+
+    def moved(self, log: Extended) -> None:
+        """Have the new end of a log noted soon."""
+        self._moved[log] = None
+
+    async def note_first(self, log: Extended) -> None:
+        """Note durably where a log begins; what lies before may be deleted then. Raises BrokerError."""
+        await self._metadata.put(key_of(log.topic, log.partition), self._extent(log))
+
+    def _extent(self, log: Extended) -> LogExtent:
+        return LogExtent(log.first_offset, log.durable_offset if self._are_durable else 0)
+
+    async def run(self) -> None:
+        """Note the ends of logs until cancelled."""
+        while True:
+            await trio.sleep(INTERVAL)
+            self.note()
+
+    def note(self) -> None:
+        """Note the ends of logs that have moved, without waiting; a thousand of them, the others next time."""
+        for log in list(islice(self._moved, AT_ONCE)):
+            del self._moved[log]
+            if self._are_durable and not log.is_deleted:
+                self._metadata.put_soon(key_of(log.topic, log.partition), self._extent(log))

@@ -1,0 +1,116 @@
+"""What a log has at least is noted in the metadata: whole files that are missing, and ends cut between two batches."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from qb.core.wire.errors import LogDamaged
+from qb.storage.clean_stop import remove_proof
+from qb.storage.engine import Topic
+from qb.storage.local_engine import LocalEngine
+from qb.storage.log.log_extents import LogExtent, key_of
+from qb.storage.verification import verify
+from tests.support.stores import everything, logs, open_engine, opened, running, store
+
+BODIES = [b"%d" % number for number in range(6)]
+
+
+@asynccontextmanager
+async def killed(directory: Path, segment_bytes: int = 1) -> AsyncIterator[LocalEngine]:
+    """An engine whose log has six messages, each in a segment of its own, and that leaves no proof of a clean stop."""
+    async with opened(directory, segment_bytes=segment_bytes) as engine:
+        for body in BODIES:
+            await store(engine.log("t", 0), body)
+        yield engine
+    remove_proof(directory / "data")
+
+
+async def note(engine: LocalEngine) -> None:
+    """Have the ends of logs noted, durably."""
+    engine._extents.note()
+    await engine.metadata.flush()
+
+
+def damage_of(directory: Path) -> str:
+    """Return what a start says of the log; verify has to find it too."""
+    assert verify(directory / "data").findings
+    engine = open_engine(directory)
+    try:
+        engine.log("t", 0).check_writable()
+    except LogDamaged as damage:
+        return str(damage)
+    finally:
+        engine.close()
+    return ""
+
+
+@pytest.mark.parametrize("number", [0, 2, 5])
+async def test_a_segment_that_is_missing_after_a_kill_is_damage(tmp_path: Path, number: int) -> None:
+    async with killed(tmp_path) as engine:
+        await note(engine)
+    logs(tmp_path)[number].unlink()
+    assert damage_of(tmp_path)
+
+
+async def test_the_oldest_segment_is_missed_even_if_nothing_was_noted_since_the_topic_was_made(tmp_path: Path) -> None:
+    async with killed(tmp_path):
+        pass
+    logs(tmp_path)[0].unlink()
+    assert "begins with offset 1, but the log begins with 0: a segment is missing" in damage_of(tmp_path)
+
+
+async def test_an_end_that_is_cut_between_two_batches_after_a_kill_is_damage(tmp_path: Path) -> None:
+    async with killed(tmp_path, segment_bytes=2**20) as engine:
+        await store(engine.log("t", 0), b"last")
+        await note(engine)
+        size = engine.log("t", 0)._segments[-1].size
+    (log,) = logs(tmp_path)
+    whole = log.read_bytes()
+    last = whole.rindex(b"last")
+    ends = [size for size in range(last) if damage_free(whole, size)]
+    log.write_bytes(whole[: ends[-1]])
+    assert "ends before offset 6, but all before 7 was stored" in damage_of(tmp_path)
+    assert log.read_bytes() == whole[: ends[-1]], "nothing is cut"
+    log.write_bytes(whole[: ends[-1]] + bytes(size - ends[-1]))
+    assert "ends before offset 6" in damage_of(tmp_path)
+
+
+def damage_free(whole: bytes, size: int) -> bool:
+    """Does a batch end there?"""
+    from qb.storage.log.sealed_batches import BadBatch, walk
+
+    try:
+        return bool(list(walk(lambda position, length: whole[position : position + length], 0, size, 0)))
+    except BadBatch:
+        return False
+
+
+async def test_a_last_segment_that_was_noted_is_never_taken_for_one_that_was_being_made(tmp_path: Path) -> None:
+    async with killed(tmp_path) as engine:
+        await note(engine)
+    newest = logs(tmp_path)[-1]
+    newest.write_bytes(b"\xff" * newest.stat().st_size)
+    assert f"{newest} is damaged at byte 0" in damage_of(tmp_path)
+    assert newest.exists()
+
+
+async def test_a_namesake_of_a_deleted_topic_begins_anew(tmp_path: Path) -> None:
+    async with killed(tmp_path) as engine:
+        await note(engine)
+        await engine.delete_topic("t")
+        assert not engine.metadata.under(key_of("t"))
+        await engine.create_topic(Topic(topic="t"))
+        await store(engine.log("t", 0), b"new")
+    async with running(open_engine(tmp_path)) as engine:
+        assert await everything(engine.log("t", 0)) == [b"new"]
+
+
+async def test_without_syncs_no_end_is_noted_since_a_power_cut_may_take_it(tmp_path: Path) -> None:
+    async with opened(tmp_path, fsync_on_write=False) as engine:
+        await store(engine.log("t", 0), b"x")
+        await note(engine)
+        assert engine._extents.of("t", 0) == LogExtent(0, 0)
