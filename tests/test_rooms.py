@@ -19,7 +19,7 @@ MOST_IN_A_ROOM = 15
 # The client's side of a refusal has the broker's name for it; the async client mirrors the blocking one.
 REFUSALS = "qb.clients.protocol.client_errors"
 TWINS = ("qb.clients.aio", "qb.clients.blocking")
-HEAVY = {"trio", "starlette", "rich", "yaml", "construct", "pyspark", "pyarrow", "numpy", "pyspark_qb"}
+HEAVY = {"trio", "httptools", "rich", "yaml", "construct", "pyspark", "pyarrow", "numpy", "pyspark_qb"}
 
 
 class Layer(NamedTuple):

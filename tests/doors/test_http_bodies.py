@@ -33,10 +33,11 @@ def cut(parts: Sequence[bytes], limit: int = 100) -> list[list[tuple[int, bytes]
     """Return the portions of lines in a body that arrives in these parts."""
 
     async def run() -> list[Any]:
-        events = iter([{"type": "http.request", "body": part, "more_body": True} for part in parts])
+        rest = iter(parts)
 
-        async def receive() -> Any:
-            return next(events, {"type": "http.request", "body": b"", "more_body": False})
+        async def receive() -> tuple[bytes, bool]:
+            part = next(rest, None)
+            return part or b"", part is not None
 
         body = LineBody(BodyParts(receive, Mock()), BodyLimit(limit), BodyRoom(MiB))
         found = []

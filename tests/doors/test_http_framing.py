@@ -8,6 +8,8 @@ import pytest
 import trio
 import trio.testing
 
+from qb.doors.http import http_door
+
 UPGRADE = "connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
 
 
@@ -119,3 +121,68 @@ async def test_a_websocket_is_refused_and_its_connection_ends(a_broker):
         with trio.fail_after(10):
             while connect.broker.metrics.connections["http"]:
                 await trio.testing.wait_all_tasks_blocked(0.001)
+
+
+async def test_pipelined_requests_are_answered_in_order(a_broker):
+    async with a_broker() as connect:
+        paths = [f"/nowhere-{number}" for number in range(300)]
+        asked = "".join(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n" for path in paths)
+        _, answers = await converse(
+            connect, f"{asked}GET /last HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n".encode()
+        )
+        at = [answers.find(f"{path};".encode()) for path in paths]
+        assert -1 not in at
+        assert at == sorted(at)
+
+
+async def test_a_peer_that_sends_no_more_is_answered_even_so(a_broker):
+    async with a_broker() as connect:
+        peer = await connect.http()
+        await peer.stream.send_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        await peer.stream.send_eof()
+        with trio.fail_after(10):
+            answer = b""
+            while data := await peer.stream.receive_some():
+                answer += data
+        assert answer.endswith(b'{"status":"healthy"}')
+
+
+async def test_a_refused_request_whose_body_has_come_does_not_end_the_connection(a_broker):
+    async with a_broker() as connect:
+        peer = await connect.http()
+        answer = await peer.ask("POST", "/nowhere", {"a": "b"})
+        assert answer.status == 404
+        await peer.ok("GET", "/health")
+
+
+async def test_a_peer_that_waits_for_our_word_before_its_body_gets_it(a_broker):
+    async with a_broker() as connect:
+        peer = await connect.http()
+        head = "POST /topics HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nexpect: 100-continue\r\n"
+        with trio.fail_after(10):
+            await peer.stream.send_all(f"{head}content-length: 12\r\n\r\n".encode())
+            assert await peer.stream.receive_some() == b"HTTP/1.1 100 Continue\r\n\r\n"
+            await peer.stream.send_all(b'{"name":"t"}')
+            assert (await peer.stream.receive_some()).startswith(b"HTTP/1.1 201 ")
+
+
+async def test_a_peer_that_pipelines_and_reads_nothing_is_not_read_on(a_broker):
+    async with a_broker() as connect:
+        peer = await connect.http()
+        request = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        with trio.move_on_after(30) as waiting:
+            while True:
+                with trio.move_on_after(1) as stuck:
+                    await peer.stream.send_all(request * 1_000)
+                if stuck.cancelled_caught:
+                    break
+        assert not waiting.cancelled_caught
+
+
+async def test_a_connection_that_is_not_used_is_closed_after_a_while(a_broker, monkeypatch):
+    monkeypatch.setattr(http_door, "IDLE", 0.01)
+    async with a_broker(heartbeat_interval=0.08) as connect:
+        peer = await connect.http()
+        await peer.ok("GET", "/health")
+        with trio.fail_after(10):
+            assert await peer.stream.receive_some() == b""

@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
 from qb.core.wire.errors import REPLIES, BrokerError, OffsetOutOfRange
-
-# On every answer. A browser neither guesses what it is, nor shows it in a frame, nor keeps it (it is out of date at
-# once), nor runs or loads anything but the files of this door.
-CONTENT_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-ANSWER_HEADERS = {
-    "cache-control": "no-store",
-    "content-security-policy": CONTENT_POLICY,
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-}
+from qb.doors.http.requests.http_answers import HttpAnswer, encode_answer
 
 
 class HttpError(Exception):
@@ -70,15 +56,12 @@ def refusal(error: HttpError | BrokerError | PartlyStored) -> tuple[int, dict[st
     return reply.http_status, body
 
 
+def answer_of(error: HttpError | BrokerError | PartlyStored) -> HttpAnswer:
+    """Return a refusal as an answer."""
+    status, body = refusal(error)
+    return HttpAnswer(status, msgspec.json.encode(body), headers=error.headers if isinstance(error, HttpError) else {})
+
+
 def raw_response(status: int, body: Mapping[str, Any]) -> bytes:
     """Return a whole response after which the connection closes, for peers that are not served otherwise."""
-    encoded, headers = last_answer(body)
-    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", *(f"{name}: {value}" for name, value in headers.items())]
-    return "\r\n".join([*lines, "", ""]).encode() + encoded
-
-
-def last_answer(body: Mapping[str, Any]) -> tuple[bytes, dict[str, str]]:
-    """Return the bytes and the headers of an answer after which the connection closes."""
-    encoded = msgspec.json.encode(body)
-    length = {"content-type": "application/json", "content-length": str(len(encoded))}
-    return encoded, {**length, "connection": "close", **ANSWER_HEADERS}
+    return encode_answer(HttpAnswer(status, msgspec.json.encode(body)), keeps_alive=False)

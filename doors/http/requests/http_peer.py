@@ -9,25 +9,40 @@ class HttpPeer:
     """One connection.
 
     Its unfinished input is what was received since the last whole head of a request, less what of its body was taken.
+    What comes while a whole request is handled waits for us, and so is not held against the peer.
     """
 
     def __init__(self, transport: Transport, address: str) -> None:
         self.transport = transport
         self.address = address
-        self.is_pushed_to = False  # then the stream waits until everything is sent, and each single send does not
         self._unfinished = 0
+        self._behind: int | None = None  # bytes that came while a whole request is handled; None: none is
 
     def received(self, size: int) -> None:
         """So many bytes have come. May refuse this connection, or another one that has waited longer."""
-        self._unfinished += size
-        self.transport.unfinished.hold(self._unfinished, anew=False)
+        if self._behind is not None:
+            self._behind += size
+            self.transport.unfinished.postpone(self._behind)
+        else:
+            self._unfinished += size
+            self.transport.unfinished.hold(self._unfinished, anew=False)
 
     def took(self, size: int) -> None:
         """So many bytes of the body are being handled now; what is behind them begins anew."""
-        self._unfinished = max(0, self._unfinished - size)
-        self.transport.unfinished.hold(self._unfinished, anew=True)
+        self._begin(max(0, self._unfinished - size))
 
-    def finished(self, behind: int = 0) -> None:
-        """A head, or a whole request, is being handled now; so many bytes have come behind it."""
-        self._unfinished = behind
-        self.transport.unfinished.hold(behind, anew=True)
+    def began(self, behind: int) -> None:
+        """A head has come, or a request was answered; so many bytes have come behind it."""
+        if self._behind:
+            self.transport.unfinished.postpone(0)
+        self._behind = None
+        self._begin(behind)
+
+    def finished(self) -> None:
+        """A whole request is being handled now."""
+        self._behind = 0
+        self._begin(0)
+
+    def _begin(self, unfinished: int) -> None:
+        self._unfinished = unfinished
+        self.transport.unfinished.hold(unfinished, anew=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -15,7 +15,6 @@ from qb.doors.http.requests.body_room import BodyRoom
 from qb.doors.http.requests.http_errors import HttpError, bad_request
 from qb.doors.http.requests.http_peer import HttpPeer
 
-JSON = "application/json"
 LINES = "application/x-ndjson"
 RAW = "application/octet-stream"
 HANDLED_AT_ONCE = 1 << 26  # bytes of all bodies that are being handled
@@ -26,7 +25,7 @@ SHOWN = 200  # characters of a peer's own text in an error
 MOST_STRINGS = 100_000
 UNCOUNTED = 2 * MOST_STRINGS  # bytes of JSON that cannot hold more of them
 
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Receive = Callable[[], Awaitable[tuple[bytes, bool]]]  # returns a part, and whether there may be more; raises PeerGone
 T = TypeVar("T")
 
 
@@ -76,14 +75,9 @@ class BodyParts:
     async def next(self) -> bytes:
         """Return the next part, which may be empty. Raises HttpError if it does not come, PeerGone."""
         with trio.move_on_after(PATIENCE):
-            event = await self._receive()
-            if event["type"] == "http.disconnect":
-                raise PeerGone
-            self.more = event.get("more_body", False)
-            part: bytes = event.get("body", b"")
+            part, self.more = await self._receive()
             return part
-        what = f"no byte of the body came for {PATIENCE:g} s"
-        raise HttpError(408, "TOO_SLOW", what, {"connection": "close"})
+        raise HttpError(408, "TOO_SLOW", f"no byte of the body came for {PATIENCE:g} s")
 
 
 async def _collect(parts: BodyParts, limit: BodyLimit) -> bytes:

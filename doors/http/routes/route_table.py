@@ -13,6 +13,7 @@ import msgspec
 import trio
 
 from qb.core.broker.message_broker import MessageBroker
+from qb.doors.http.streams.event_stream import EventStream
 from qb.doors.http.streams.stream_registry import StreamRegistry
 
 
@@ -82,17 +83,13 @@ class RouteAnswer(NamedTuple):
     media_type: str = "application/json"
 
 
-# Called to send an answer that goes on and on, as an ASGI application is.
-Streaming = Callable[[Any, Any, Any], Awaitable[None]]
-
-
 class RouteRow(NamedTuple):
     """One route."""
 
     method: str
     path: str
     summary: str
-    carry_out: Callable[[RouteCall], Awaitable[RouteAnswer | Streaming]]
+    carry_out: Callable[[RouteCall], Awaitable[RouteAnswer | EventStream]]
     query: type[Fields] = NoFields
     body: type[Fields] | None = None  # None: it has none
     media_types: tuple[str, ...] = ()  # of a body that may come otherwise than as JSON

@@ -11,8 +11,9 @@ from qb.core.pacing import portions
 from qb.core.subscriptions.subscription_options import SubscriptionOptions
 from qb.doors.http.requests.browser_rules import check_join
 from qb.doors.http.routes.listings import PageQuery, page
-from qb.doors.http.routes.route_table import Fields, NoFields, RouteAnswer, RouteCall, RouteRow, Streaming
+from qb.doors.http.routes.route_table import Fields, NoFields, RouteAnswer, RouteCall, RouteRow
 from qb.doors.http.routes.topic_routes import DeletedBody
+from qb.doors.http.streams.event_stream import EventStream
 
 SETTLED = 10_000  # acks, and nacks, in one request
 Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -156,7 +157,7 @@ async def purge(call: RouteCall) -> RouteAnswer:
     return RouteAnswer(await call.broker.subscriptions.purge_dead_letters(_id(call), call.body.numbers))
 
 
-async def stream(call: RouteCall) -> Streaming:
+async def stream(call: RouteCall) -> EventStream:
     check_join(call.headers)
     return call.service.streams.join(
         _id(call),

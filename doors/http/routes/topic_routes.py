@@ -24,7 +24,8 @@ from qb.doors.http.reports.http_views import (
 from qb.doors.http.reports.topic_states import topic_states
 from qb.doors.http.requests.http_errors import bad_request
 from qb.doors.http.routes.listings import PageQuery, page
-from qb.doors.http.routes.route_table import Fields, RouteAnswer, RouteCall, RouteRow, Streaming
+from qb.doors.http.routes.route_table import Fields, RouteAnswer, RouteCall, RouteRow
+from qb.doors.http.streams.event_stream import EventStream
 from qb.doors.http.streams.message_events import parse_event_id
 from qb.storage.engine import LogState, PartitionLog, Topic
 
@@ -128,7 +129,7 @@ async def offsets(call: RouteCall) -> RouteAnswer:
     return RouteAnswer(Watermarks(log.end_offset, log.first_offset))
 
 
-async def tail(call: RouteCall) -> Streaming:
+async def tail(call: RouteCall) -> EventStream:
     topic, wanted = call.broker.topics.get(call.path["topic"]), call.query
     numbers = range(topic.partitions) if wanted.partition is None else [wanted.partition]
     starts = {number: await resolve(call.broker.topics.log(topic.topic, number), wanted.offset) for number in numbers}

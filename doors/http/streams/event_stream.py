@@ -10,18 +10,14 @@ from typing import Any, Protocol
 import msgspec
 import trio
 
-from qb.doors.http.requests.http_errors import ANSWER_HEADERS
 from qb.doors.http.requests.http_peer import HttpPeer
 
 HEARTBEAT = 15.0  # seconds of silence until a comment says that the stream lives
 SLACK = 0.005  # seconds of work that may be done before any rest is taken
-HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"x-accel-buffering", b"no"),
-    *((name.encode(), value.encode()) for name, value in ANSWER_HEADERS.items()),
-]
+STREAM_TYPE = "text/event-stream; charset=utf-8"
+STREAM_HEADERS = {"x-accel-buffering": "no"}
 
-Send = Callable[[dict[str, Any]], Awaitable[None]]
+Send = Callable[[bytes], None]
 _encode = msgspec.json.Encoder().encode
 
 
@@ -76,46 +72,41 @@ class EventSource(Protocol):
 
 
 class EventStream:
-    """Pushes a source to one peer; an ASGI application."""
+    """Pushes a source to one peer."""
 
     def __init__(self, source: EventSource, peer: HttpPeer, pace: StreamPace) -> None:
         self._source = source
-        self._peer = peer
+        self._transport = peer.transport
         self._pace = pace
 
-    async def __call__(self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Send) -> None:
-        self._peer.is_pushed_to = True
+    async def push(self, send: Send, wait_until_gone: Callable[[], Awaitable[None]]) -> None:
+        """Send events until the source ends or the peer has gone."""
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_cancel_when_gone, receive, nursery.cancel_scope)
+                nursery.start_soon(_cancel_after, wait_until_gone, nursery.cancel_scope)
                 await self._push(send)
                 nursery.cancel_scope.cancel()
         finally:
-            self._peer.is_pushed_to = False
             self._source.close()
 
     async def _push(self, send: Send) -> None:
         source = self._source
-        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        await send(_body(source.opening()))
+        send(source.opening())
         while source.ended is None:
             with trio.move_on_after(HEARTBEAT) as waiting:
                 batch = await source.next_batch()
             if waiting.cancelled_caught:
-                await send(_body(b": alive\n\n"))
+                send(b": alive\n\n")
             elif batch is not None:
-                await self._peer.transport.wait_for_room(0)
+                await self._transport.wait_for_room(0)
                 async with self._pace.turn():
-                    await send(_body(source.encode(batch)))
+                    send(source.encode(batch))
+                if self._transport.gone:
+                    return
                 source.sent(batch)
-        await send(_body(event(source.ended, name="end"), more=False))
+        send(event(source.ended, name="end"))
 
 
-def _body(data: bytes, more: bool = True) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": data, "more_body": more}
-
-
-async def _cancel_when_gone(receive: Callable[[], Awaitable[Any]], scope: trio.CancelScope) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def _cancel_after(happens: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
+    await happens()
     scope.cancel()
