@@ -42,6 +42,7 @@ class NumberedPublishes:
         self._secrets = secrets
         self._answer = answer
         self._producer: Producer | None = None
+        self._claim = object()  # stands for this connection in its producer, which outlives it
         self._dones: dict[PartitionLog, Done] = {}
         self.answers_each = True  # does each message get an answer? Else each run; to be changed before the first one
         self._owed = 0  # answers to what was given to a log
@@ -59,7 +60,7 @@ class NumberedPublishes:
             wanted = "new"
         else:
             await self._secrets.check(int(wanted), secret)
-        producer = self._producers.open(wanted, self)
+        producer = self._producers.open(wanted, self._claim)
         secret = await self._secrets.of(producer.producer_id)
         self._producer = producer
         return producer.producer_id, secret
@@ -73,7 +74,7 @@ class NumberedPublishes:
         producer = self._producer
         if producer is None:
             return log, log.next_offset, limit, same_key, 0, False
-        stored, new = producer.judge(number, self)
+        stored, new = producer.judge(number, self._claim)
         if stored is not None:
             return stored.log, stored.first_offset, min(stored.size, AT_ONCE), False, 0, True
         return log, log.next_offset, limit or new, same_key, producer.producer_id, False

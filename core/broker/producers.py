@@ -71,7 +71,7 @@ class Producer:
     def __init__(self, producer_id: int, grown: Callable[[], None] = lambda: None) -> None:
         self.producer_id = producer_id
         self._grown = grown  # called for each new range
-        self.owner: object = None  # the session that may publish; an older one is fenced off
+        self.owner: object = None  # stands for the connection that may publish; an older one is fenced off
         self._highest = 0
         self._forgotten = 0  # of numbers up to this one, only those in `_stored` are known
         self._stored: list[NumberedRange] = []  # sorted by number, never overlapping
@@ -211,7 +211,10 @@ class Producers:
                 producer.remember(stored)
 
     def open(self, wanted: str, owner: object) -> Producer:
-        """Return the producer that a HELLO asks for, "new" or an id; from now on only `owner` publishes as it."""
+        """Return the producer that a HELLO asks for, "new" or an id; from now on only `owner` publishes as it.
+
+        A producer is known for longer than its connections live, so `owner` must refer to nothing of a connection.
+        """
         producer = self._get(int(wanted) if wanted != "new" else secrets.randbits(63) or 1)
         producer.owner = owner
         return producer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from qb.clients.protocol import conversation
 from qb.clients.protocol import unacked_publishes as window
 from qb.clients.protocol.partition_spread import RUN
+from qb.core.broker.numbered_publishes import NumberedPublishes
 from qb.core.broker.producers import MAX_RANGES, SLACK, WINDOW, NumberedRange, Producer, Producers
 from qb.core.wire.errors import DiskFull, OutOfSequence, ProducerFenced
 from qb.core.wire.frames import OVERHEAD
@@ -126,6 +129,20 @@ def test_a_newer_connection_fences_the_older_one_off():
     producer.judge(1, new)
     with pytest.raises(ProducerFenced):
         producer.judge(1, old)
+
+
+async def test_a_producer_that_is_known_keeps_nothing_of_a_connection_that_has_ended():
+    async def secret_of(_):
+        return "secret"
+
+    producers = Producers()
+    connection = NumberedPublishes(None, producers, SimpleNamespace(of=secret_of), lambda *_: None)
+    producer_id, _ = await connection.continue_as("new", None)
+    ended = weakref.ref(connection)
+    del connection
+    gc.collect()
+    assert ended() is None, "it would keep all that the peer had sent and not finished"
+    assert producers.open(str(producer_id), None).producer_id == producer_id
 
 
 def test_a_restart_knows_what_the_logs_remember():
