@@ -82,6 +82,7 @@ class Session:
         finally:
             self._subscribing.leave_all(died=self._broken_off is not None or not self._reading.cancel_called)
             self._transport.close()
+            self._connection.discard()  # it is out of the budget now, and we may be collected much later
 
     async def _read(self, answers: trio.Nursery) -> None:
         """Handle what the peer sends until it has gone, lost our trust, or we drain."""

@@ -71,6 +71,7 @@ class JsonSession:
                     nursery.cancel_scope.cancel()
         finally:
             self._transport.close()
+            self._lines.discard()  # they are out of the budget now, and we may be collected much later
 
     async def _converse(self) -> None:
         """Answer every line until the peer sends no more, has lost our trust, or we drain."""

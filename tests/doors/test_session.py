@@ -6,13 +6,17 @@ import errno
 import os
 import re
 import socket
+import struct
 
 import pytest
 import trio
 
 from qb.core.wire.frames import PROBE, MessageType, encode_frame
+from qb.doors.binary import session
+from qb.doors.json_lines import json_door
 from tests.support.disk import patch_sync, patch_write
 from tests.support.peers import identity
+from tests.support.waiting import until
 
 # Publishing
 
@@ -356,3 +360,25 @@ async def test_a_peer_that_never_reads_is_bounded_and_then_dropped(a_broker, cap
                 await peer.stream.send_all(flood)
     # With its buffers full, the system may hold back what the peer sends; then it counts as silent.
     assert re.search(f"dropped .*: (has not read what it was sent|silent) for {2 * INTERVAL:g} s", caplog.text)
+
+
+@pytest.mark.parametrize("door", ["frames", "json"])
+async def test_an_ended_session_holds_nothing_that_its_peer_did_not_finish(a_broker, monkeypatch, door):
+    kept = []
+
+    def noted(kind):
+        return lambda limit: kept.append(kind(limit)) or kept[-1]
+
+    def held():
+        return sum(each.unread if door == "frames" else each.unfinished for each in kept)
+
+    monkeypatch.setattr(session, "ServerConnection", noted(session.ServerConnection))
+    monkeypatch.setattr(json_door, "LineSplitter", noted(json_door.LineSplitter))
+    async with a_broker() as connect:
+        peer = await (connect() if door == "frames" else connect.lines())
+        unfinished = encode_frame(MessageType.PUBLISH, 1, 0, {"topic": "t"}, b"x" * 50_000)[:-1]
+        await peer.stream.send_all(unfinished if door == "frames" else b"x" * 50_000)
+        await until(lambda: held() > 40_000)
+        peer.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+        await peer.stream.aclose()
+        await until(lambda: held() == 0)
