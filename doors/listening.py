@@ -25,6 +25,7 @@ from qb.doors.transport import Transport
 from qb.doors.unfinished_input import InputBudget
 from qb.doors.unread_output import OutputBudget
 from qb.storage.faults import Faults, keep_running
+from qb.storage.file_limit import most_connections
 
 log = logging.getLogger("qb.server")
 
@@ -117,7 +118,8 @@ def _limits(settings: Settings) -> ConnectionLimits:
         "json": (settings.json.max_connections, "QB_JSON_MAX_CONNECTIONS"),
         "http": (settings.http.max_connections, "QB_HTTP_MAX_CONNECTIONS"),
     }
-    return ConnectionLimits(settings.server.max_connections, settings.server.max_connections_per_address, by_door)
+    total = min(settings.server.max_connections, most_connections())
+    return ConnectionLimits(total, settings.server.max_connections_per_address, by_door)
 
 
 class Peers:

@@ -15,13 +15,14 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
+from qb.storage.file_limit import files_of_logs
+
 RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 RWF_DSYNC = getattr(os, "RWF_DSYNC", 0)
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 CACHED_AT_MOST = 2 * 1024 * 1024  # a longer look would keep the event loop too long
 _threads = threading.local()
 PRIVATE_DIRECTORY, PRIVATE_FILE = 0o700, 0o600  # messages are for the user that runs the broker
-OPEN_FILES = 256  # kept open at once; more only while more are in use at the same moment
 
 
 class CannotOpen(OSError):
@@ -193,10 +194,13 @@ class _Use:
 
 
 class OpenFiles:
-    """Descriptors by path, the least recently used closed first. Any thread may call."""
+    """Descriptors by path, the least recently used closed first. Any thread may call.
 
-    def __init__(self, capacity: int = OPEN_FILES) -> None:
-        self._capacity = capacity
+    More than `capacity` (by default what the limit of open files allows) are open only while more are in use.
+    """
+
+    def __init__(self, capacity: int | None = None) -> None:
+        self._capacity = files_of_logs() if capacity is None else capacity
         self._lock = threading.Lock()
         self._open: OrderedDict[str, _Open] = OrderedDict()
 

@@ -21,6 +21,7 @@ from qb.doors.http.recovery_answers import answer_recovering
 from qb.doors.json_lines.json_door import JsonDoor
 from qb.doors.listening import BinaryDoor, Door, ListeningDoor, Peers, listen
 from qb.storage.engine import Engine, RecoveryReport
+from qb.storage.file_limit import file_limit, most_connections, raise_file_limit
 from qb.storage.files import CannotOpen
 from qb.storage.local_engine import LocalEngine
 
@@ -229,6 +230,10 @@ def carry_out(argv: Sequence[str]) -> int:
         return 0
     settings = loaded.settings
     start_logging(settings.server.log_level)
+    raise_file_limit()
+    if most_connections() < settings.server.max_connections:
+        few = "the limit of open files is %d: that allows %d connections, not %d; to raise it: ulimit -n"
+        log.warning(few, file_limit(), most_connections(), settings.server.max_connections)
     problems: list[BaseException] = []
     try:
         trio.run(run, settings)
