@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-import msgspec
-
-from qb.clients.protocol.message import FrameSource, Message
+from qb.clients.protocol.message import FrameSource, Message, to_json
 from qb.core.wire.frames import MessageType, encode_frame
 
 
@@ -85,7 +83,7 @@ class _Recorder:
 def _bytes(body: Any) -> bytes:
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
-    return body.encode() if isinstance(body, str) else msgspec.json.encode(body)
+    return body.encode() if isinstance(body, str) else to_json(body)
 
 
 def _milliseconds(timestamp: int | datetime | None) -> int:

@@ -28,7 +28,7 @@ from qb.clients.protocol.client_errors import PublishFailed, QBError
 from qb.core.wire.frames import RESERVED
 from qb.core.wire.value_kinds import INTEGER
 
-TAKEN = RESERVED | {"data", "self", "timestamp_ms"}  # by the broker, and by the parameters of publish()
+TAKEN = RESERVED | {"data", "self", "timestamp_ms", "properties"}  # by the broker, and by the parameters of publish()
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

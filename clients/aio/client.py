@@ -18,6 +18,7 @@ from qb.clients.aio.waiting import now
 from qb.clients.protocol.conversation import Conversation
 from qb.clients.protocol.forking import call_in_child
 from qb.clients.protocol.partition_spread import TopicRoutes
+from qb.clients.results import ServerInfo
 from qb.core.wire.addresses import DEFAULT_HOST, addresses_of
 
 
@@ -184,7 +185,7 @@ class AsyncBrokerClient(
         finally:
             await self._background.close(error)
 
-    async def server_info(self) -> dict[str, Any]:
+    async def server_info(self) -> ServerInfo:
         """Ask the broker about itself.
 
         Returns:
@@ -194,8 +195,7 @@ class AsyncBrokerClient(
             BrokerUnavailable: There is no broker; nothing was asked.
             RequestTimedOut: The broker did not answer within `request_timeout` seconds.
         """
-        info: dict[str, Any] = await self._request("server_info")
-        return info
+        return ServerInfo(await self._request("server_info"))
 
     async def ping(self) -> float:
         """Measure a round trip to the broker.

@@ -19,6 +19,7 @@ from qb.clients.blocking.waiting import now
 from qb.clients.protocol.conversation import Conversation
 from qb.clients.protocol.forking import call_in_child
 from qb.clients.protocol.partition_spread import TopicRoutes
+from qb.clients.results import ServerInfo
 from qb.core.wire.addresses import DEFAULT_HOST, addresses_of
 
 
@@ -181,7 +182,7 @@ class BrokerClient(PublishMethods, SubscriptionMethods, OffsetAndGroupMethods, T
         finally:
             self._background.close(error)
 
-    def server_info(self) -> dict[str, Any]:
+    def server_info(self) -> ServerInfo:
         """Ask the broker about itself.
 
         Returns:
@@ -191,8 +192,7 @@ class BrokerClient(PublishMethods, SubscriptionMethods, OffsetAndGroupMethods, T
             BrokerUnavailable: There is no broker; nothing was asked.
             RequestTimedOut: The broker did not answer within `request_timeout` seconds.
         """
-        info: dict[str, Any] = self._request("server_info")
-        return info
+        return ServerInfo(self._request("server_info"))
 
     def ping(self) -> float:
         """Measure a round trip to the broker.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from itertools import count, repeat
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from qb.core.wire.errors import PeerMisbehaved
 from qb.core.wire.frames import HEAD, OVERHEAD, Frame, MessageType, decode_properties
@@ -53,6 +53,26 @@ class Message(NamedTuple):
             UnicodeDecodeError: The body is not UTF-8.
         """
         return self.body.decode()
+
+    def json(self, type: Any = Any) -> Any:
+        """Return the body, which is JSON, as Python values.
+
+        Args:
+            type: What it must be: a class, such as a dataclass or a msgspec.Struct, or any type that has a JSON form.
+
+        Returns:
+            The value, of that type.
+
+        Raises:
+            ValueError: The body is not JSON, or not of that type; the text says where.
+
+        Example:
+            >>> order = message.json()
+            >>> order["item"]
+        """
+        import msgspec  # here, because most programs that import the client have no need of it
+
+        return msgspec.json.decode(self.body, type=type)
 
     @property
     def properties(self) -> dict[str, str]:
@@ -155,6 +175,13 @@ class Message(NamedTuple):
 
 
 _message = partial(tuple.__new__, Message)  # Message._make() without the detour through Python
+
+
+def to_json(value: Any) -> bytes:
+    """Return a value as JSON. Raises TypeError."""
+    import msgspec
+
+    return msgspec.json.encode(value)
 
 
 def _check_seconds(name: str, seconds: float) -> None:

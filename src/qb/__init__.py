@@ -56,6 +56,7 @@ from qb.clients.protocol.fetch_requests import Fetched
 from qb.clients.protocol.message import Message
 from qb.clients.protocol.receipts import Offsets, Receipt, StoredRun
 from qb.clients.protocol.staged_messages import TransactionReceipt
+from qb.clients.results import GroupInfo, ServerInfo, SubscriptionInfo, TopicInfo
 
 if TYPE_CHECKING:
     from qb.clients.aio.client import AsyncBrokerClient
@@ -79,6 +80,7 @@ __all__ = [
     "DiskFull",
     "Fetched",
     "GroupInUse",
+    "GroupInfo",
     "LimitReached",
     "LogDamaged",
     "LogPoisoned",
@@ -96,6 +98,7 @@ __all__ = [
     "Receipt",
     "RequestRefused",
     "RequestTimedOut",
+    "ServerInfo",
     "ShuttingDown",
     "Stage",
     "StaleGeneration",
@@ -103,10 +106,12 @@ __all__ = [
     "Subscriber",
     "SubscriptionBusy",
     "SubscriptionExists",
+    "SubscriptionInfo",
     "SubscriptionRemoved",
     "TooManyConnections",
     "TopicExists",
     "TopicInUse",
+    "TopicInfo",
     "Transaction",
     "TransactionReceipt",
     "TransactionUnfinished",

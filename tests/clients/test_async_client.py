@@ -147,7 +147,7 @@ async def test_background_tasks_see_the_context_variables_of_the_block(scripted:
 async def test_requests_are_answered_or_refused(client: AsyncBrokerClient) -> None:
     created = await client.create_topic("orders", partitions=3)
     assert created["arguments"] == {"topic": "orders", "partitions": 3}
-    assert await client.list_topics() == {"method": "list_topics", "arguments": {}}
+    assert await client.list_topics() == [{"method": "list_topics", "arguments": {}}]
     assert (await client.server_info())["method"] == "server_info"
     await client.delete_topic("orders", if_unused=True)
     with pytest.raises(UnknownTopic, match="there is no topic"):

@@ -97,7 +97,7 @@ def test_mistakes_are_found_before_anything_is_sent(scripted: ScriptedBroker, cl
 def test_requests_carry_their_arguments_and_return_the_answer(client: BrokerClient) -> None:
     created = client.create_topic("orders", partitions=3, retention_hours=1.5)
     assert created["arguments"] == {"topic": "orders", "partitions": 3, "retention_hours": 1.5}
-    assert client.list_topics() == {"method": "list_topics", "arguments": {}}
+    assert client.list_topics() == [{"method": "list_topics", "arguments": {}}]
     assert client.server_info()["method"] == "server_info"
 
 

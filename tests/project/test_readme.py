@@ -85,6 +85,7 @@ def test_the_first_screen_works_when_pasted(home: Path, port: int) -> None:
     assert [line.split()[0] for line in pushed] == [str(offset) for offset in range(8)]
     consumer = CONSUMER.replace('["orders"])', f'["orders"], port={port})')
     assert "b'tea'" in run([".venv/bin/python", "-c", consumer], home)
+    assert "b'tea'" not in run([".venv/bin/python", "-c", consumer], home), "what was handled is committed"
 
 
 @pytest.mark.process

@@ -271,7 +271,8 @@ class _Peer:
         properties = {"status": "success"}
         if arguments.get("topic") == "unknown":
             properties = {"status": "error", "code": "UNKNOWN_TOPIC", "error": "there is no topic 'unknown'"}
-        body = json.dumps(self.broker.answers.get(method, {"method": method, "arguments": arguments})).encode()
+        echo = {"method": method, "arguments": arguments}
+        body = json.dumps(self.broker.answers.get(method, [echo] if method.startswith("list_") else echo)).encode()
         self.sock.sendall(encode_frame(MessageType.ACK, frame.sequence_number, properties=properties, body=body))
 
 

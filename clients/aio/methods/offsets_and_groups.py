@@ -23,6 +23,7 @@ from qb.clients.protocol.fetch_requests import (
     portion_in,
     raw_fetched,
 )
+from qb.clients.results import GroupInfo
 from qb.core.wire.frames import MessageType
 
 
@@ -191,7 +192,7 @@ class AsyncOffsetAndGroupMethods(AsyncClientBase):
         committed: list[dict[str, Any]] = await self._request("committed_offsets", group=group_id, topic=topic)
         return committed
 
-    async def list_groups(self) -> list[dict[str, Any]]:
+    async def list_groups(self) -> list[GroupInfo]:
         """List the groups that have members or committed offsets.
 
         Returns:
@@ -201,10 +202,9 @@ class AsyncOffsetAndGroupMethods(AsyncClientBase):
             BrokerUnavailable: There is no broker; nothing was asked.
             RequestTimedOut: The broker did not answer within `request_timeout` seconds.
         """
-        groups: list[dict[str, Any]] = await self._request("list_groups")
-        return groups
+        return [GroupInfo(each) for each in await self._request("list_groups")]
 
-    async def describe_group(self, group_id: str) -> dict[str, Any]:
+    async def describe_group(self, group_id: str) -> GroupInfo:
         """Describe a group.
 
         Args:
@@ -216,8 +216,7 @@ class AsyncOffsetAndGroupMethods(AsyncClientBase):
         Raises:
             UnknownGroup: It has neither members nor committed offsets.
         """
-        described: dict[str, Any] = await self._request("describe_group", group=group_id)
-        return described
+        return GroupInfo(await self._request("describe_group", group=group_id))
 
     async def reset_group(
         self, group_id: str, topic: str, to: Place, partition: int | None = None

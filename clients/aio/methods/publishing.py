@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from datetime import datetime
+from typing import Any
 
 from qb.clients.aio.body_batches import Bodies, portions
 from qb.clients.aio.methods.topics import AsyncTopicMethods
 from qb.clients.aio.waiting import many_answers, one_answer, wait_for_answer
 from qb.clients.protocol.client_errors import QBError
+from qb.clients.protocol.fetch_requests import milliseconds
+from qb.clients.protocol.message import to_json
 from qb.clients.protocol.partition_spread import PartitionSpread, check_keys
 from qb.clients.protocol.publish_frames import Body, PublishForm, as_bytes, check_size, form_of
 from qb.clients.protocol.publish_tally import PublishTally
@@ -28,8 +32,9 @@ class AsyncPublishMethods(AsyncTopicMethods):
         partition: int | None = None,
         key: str | None = None,
         *,
-        timestamp_ms: int = 0,
-        **properties: str,
+        timestamp_ms: int | datetime = 0,
+        properties: Mapping[str, str] | None = None,
+        **more: str,
     ) -> Receipt:
         """Store one message, and return when the broker has it.
 
@@ -38,8 +43,9 @@ class AsyncPublishMethods(AsyncTopicMethods):
             data: The body: bytes, a bytearray or a memoryview.
             partition: The partition; None lets the key or the broker choose.
             key: Messages with one key go to one partition, in order.
-            timestamp_ms: The time of the message in milliseconds since 1970; 0 takes the broker's clock.
-            **properties: Text to store beside the body.
+            timestamp_ms: The time of the message: a datetime, or milliseconds since 1970; 0 takes the broker's clock.
+            properties: Text to store beside the body.
+            **more: More of it, as keywords.
 
         Returns:
             Where the message is, and how safely it is stored.
@@ -56,7 +62,8 @@ class AsyncPublishMethods(AsyncTopicMethods):
         Example:
             >>> receipt = await client.publish("orders", b"one", key="customer-7", colour="red")
         """
-        form = form_of(topic, partition, key, properties, timestamp_ms)
+        beside = {**properties, **more} if properties else more
+        form = form_of(topic, partition, key, beside, milliseconds(timestamp_ms))
         body = data if type(data) is bytes else as_bytes(data)
         check_size(body, self._conversation.max_message_size)
         link, deadline, answered = self._link, self._deadline(), one_answer()
@@ -75,8 +82,9 @@ class AsyncPublishMethods(AsyncTopicMethods):
         partition: int | None = None,
         key: str | None = None,
         *,
-        timestamp_ms: int = 0,
-        **properties: str,
+        timestamp_ms: int | datetime = 0,
+        properties: Mapping[str, str] | None = None,
+        **more: str,
     ) -> Receipt:
         """Store one message whose body is a text in UTF-8.
 
@@ -85,8 +93,9 @@ class AsyncPublishMethods(AsyncTopicMethods):
             text: The body.
             partition: The partition; None lets the key or the broker choose.
             key: Messages with one key go to one partition, in order.
-            timestamp_ms: The time of the message in milliseconds since 1970; 0 takes the broker's clock.
-            **properties: Text to store beside the body.
+            timestamp_ms: The time of the message: a datetime, or milliseconds since 1970; 0 takes the broker's clock.
+            properties: Text to store beside the body.
+            **more: More of it, as keywords.
 
         Returns:
             Where the message is, and how safely it is stored.
@@ -94,7 +103,43 @@ class AsyncPublishMethods(AsyncTopicMethods):
         Raises:
             QBError: As publish().
         """
-        return await self.publish(topic, text.encode(), partition, key, timestamp_ms=timestamp_ms, **properties)
+        beside = {**(properties or {}), **more}
+        return await self.publish(topic, text.encode(), partition, key, timestamp_ms=timestamp_ms, properties=beside)
+
+    async def publish_json(
+        self,
+        topic: str,
+        value: Any,
+        partition: int | None = None,
+        key: str | None = None,
+        *,
+        timestamp_ms: int | datetime = 0,
+        properties: Mapping[str, str] | None = None,
+        **more: str,
+    ) -> Receipt:
+        """Store one message whose body is a value in JSON.
+
+        Args:
+            topic: The topic.
+            value: What JSON can carry: also a dataclass, a datetime, a msgspec.Struct and the like.
+            partition: The partition; None lets the key or the broker choose.
+            key: Messages with one key go to one partition, in order.
+            timestamp_ms: The time of the message: a datetime, or milliseconds since 1970; 0 takes the broker's clock.
+            properties: Text to store beside the body.
+            **more: More of it, as keywords.
+
+        Returns:
+            Where the message is, and how safely it is stored.
+
+        Raises:
+            TypeError: JSON cannot carry the value.
+            QBError: As publish().
+
+        Example:
+            >>> await client.publish_json("orders", {"id": 7, "item": "tea"}, key="customer-7")
+        """
+        beside = {**(properties or {}), **more}
+        return await self.publish(topic, to_json(value), partition, key, timestamp_ms=timestamp_ms, properties=beside)
 
     async def publish_many(
         self,
@@ -105,7 +150,7 @@ class AsyncPublishMethods(AsyncTopicMethods):
         properties: Mapping[str, str] | None = None,
         *,
         keys: Iterable[str | None] | None = None,
-        timestamp_ms: int = 0,
+        timestamp_ms: int | datetime = 0,
     ) -> Offsets:
         """Store many messages in order, with many in flight at once.
 
@@ -119,7 +164,7 @@ class AsyncPublishMethods(AsyncTopicMethods):
             key: The key of all of them.
             properties: Text to store beside each body.
             keys: The key of each body, as many as there are bodies; None stands for no key.
-            timestamp_ms: The time of all of them in milliseconds since 1970; 0 takes the broker's clock.
+            timestamp_ms: The time of all of them: a datetime, or milliseconds since 1970; 0 takes the broker's clock.
 
         Returns:
             The offsets of the bodies, as a compact sequence; its `partitions` says where each is.
@@ -132,6 +177,7 @@ class AsyncPublishMethods(AsyncTopicMethods):
         Example:
             >>> offsets = await client.publish_many("orders", [b"a", b"b"], keys=["k1", "k2"])
         """
+        timestamp_ms = milliseconds(timestamp_ms)
         form = PublishForm(topic, partition, key, properties, timestamp_ms)
         check_keys(partition, key, keys)
         await self._link.open(self._deadline(), patient=True)  # to know the broker's size limit

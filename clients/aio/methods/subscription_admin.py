@@ -6,6 +6,7 @@ from typing import Any
 
 from qb.clients.aio.methods.client_base import AsyncClientBase
 from qb.clients.consuming.start_positions import Place, options_of, place_of
+from qb.clients.results import SubscriptionInfo
 
 
 class AsyncSubscriptionAdminMethods(AsyncClientBase):
@@ -13,7 +14,7 @@ class AsyncSubscriptionAdminMethods(AsyncClientBase):
 
     async def create_subscription(
         self, subscription_id: str, topic: str, start_offset: Place = 0, **options: Any
-    ) -> dict[str, Any]:
+    ) -> SubscriptionInfo:
         """Create a durable subscription on a topic; the same one again is no error.
 
         Args:
@@ -37,14 +38,14 @@ class AsyncSubscriptionAdminMethods(AsyncClientBase):
         Example:
             >>> await client.create_subscription("billing", "orders", "latest", max_deliveries=5)
         """
-        created: dict[str, Any] = await self._request(
+        created = await self._request(
             "create_subscription",
             subscription_id=subscription_id,
             topic=topic,
             start_offset=place_of(start_offset),
             options=options_of(options),
         )
-        return created
+        return SubscriptionInfo(created)
 
     async def delete_subscription(self, subscription_id: str) -> None:
         """Delete a subscription; its subscribers end with SubscriptionRemoved.
@@ -57,7 +58,7 @@ class AsyncSubscriptionAdminMethods(AsyncClientBase):
         """
         await self._request("delete_subscription", subscription_id=subscription_id)
 
-    async def list_subscriptions(self, topic: str | None = None) -> list[dict[str, Any]]:
+    async def list_subscriptions(self, topic: str | None = None) -> list[SubscriptionInfo]:
         """List the subscriptions.
 
         Args:
@@ -70,10 +71,9 @@ class AsyncSubscriptionAdminMethods(AsyncClientBase):
             BrokerUnavailable: There is no broker; nothing was asked.
             RequestTimedOut: The broker did not answer within `request_timeout` seconds.
         """
-        subscriptions: list[dict[str, Any]] = await self._request("list_subscriptions", topic=topic)
-        return subscriptions
+        return [SubscriptionInfo(each) for each in await self._request("list_subscriptions", topic=topic)]
 
-    async def describe_subscription(self, subscription_id: str) -> dict[str, Any]:
+    async def describe_subscription(self, subscription_id: str) -> SubscriptionInfo:
         """Describe a subscription.
 
         Args:
@@ -85,10 +85,10 @@ class AsyncSubscriptionAdminMethods(AsyncClientBase):
         Raises:
             UnknownSubscription: There is no such subscription.
         """
-        described: dict[str, Any] = await self._request("describe_subscription", subscription_id=subscription_id)
-        return described
+        described = await self._request("describe_subscription", subscription_id=subscription_id)
+        return SubscriptionInfo(described)
 
-    async def seek(self, subscription_id: str, to: Place, partition: int | None = None) -> dict[str, Any]:
+    async def seek(self, subscription_id: str, to: Place, partition: int | None = None) -> SubscriptionInfo:
         """Move a subscription to another place in its topic.
 
         Args:
@@ -104,12 +104,10 @@ class AsyncSubscriptionAdminMethods(AsyncClientBase):
             UnknownPartition: The topic has no such partition.
             BadRequest: The place makes no sense.
         """
-        changed: dict[str, Any] = await self._request(
-            "seek", subscription_id=subscription_id, to=place_of(to), partition=partition
-        )
-        return changed
+        changed = await self._request("seek", subscription_id=subscription_id, to=place_of(to), partition=partition)
+        return SubscriptionInfo(changed)
 
-    async def pause(self, subscription_id: str) -> dict[str, Any]:
+    async def pause(self, subscription_id: str) -> SubscriptionInfo:
         """Deliver nothing more until resume().
 
         Args:
@@ -121,10 +119,10 @@ class AsyncSubscriptionAdminMethods(AsyncClientBase):
         Raises:
             UnknownSubscription: There is no such subscription.
         """
-        changed: dict[str, Any] = await self._request("pause", subscription_id=subscription_id)
-        return changed
+        changed = await self._request("pause", subscription_id=subscription_id)
+        return SubscriptionInfo(changed)
 
-    async def resume(self, subscription_id: str) -> dict[str, Any]:
+    async def resume(self, subscription_id: str) -> SubscriptionInfo:
         """Deliver again after pause().
 
         Args:
@@ -136,10 +134,10 @@ class AsyncSubscriptionAdminMethods(AsyncClientBase):
         Raises:
             UnknownSubscription: There is no such subscription.
         """
-        changed: dict[str, Any] = await self._request("resume", subscription_id=subscription_id)
-        return changed
+        changed = await self._request("resume", subscription_id=subscription_id)
+        return SubscriptionInfo(changed)
 
-    async def fork(self, subscription_id: str, new_id: str) -> dict[str, Any]:
+    async def fork(self, subscription_id: str, new_id: str) -> SubscriptionInfo:
         """Create a subscription that starts exactly where another one stands.
 
         Args:
@@ -153,8 +151,8 @@ class AsyncSubscriptionAdminMethods(AsyncClientBase):
             UnknownSubscription: There is no such subscription.
             SubscriptionExists: There is one with the new name already.
         """
-        forked: dict[str, Any] = await self._request("fork", subscription_id=subscription_id, new_id=new_id)
-        return forked
+        forked = await self._request("fork", subscription_id=subscription_id, new_id=new_id)
+        return SubscriptionInfo(forked)
 
     async def explain(self, subscription_id: str, offset: int, partition: int = 0) -> str:
         """Explain in words why a message of a subscription is where it is.

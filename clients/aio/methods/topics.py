@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from qb.clients.aio.methods.client_base import AsyncClientBase
 from qb.clients.aio.waiting import now
+from qb.clients.results import TopicInfo
 
 
 class AsyncTopicMethods(AsyncClientBase):
@@ -18,7 +18,7 @@ class AsyncTopicMethods(AsyncClientBase):
         partitions: int = 1,
         retention_hours: float | None = None,
         retention_bytes: int | None = None,
-    ) -> dict[str, Any]:
+    ) -> TopicInfo:
         """Create a topic.
 
         Args:
@@ -39,14 +39,14 @@ class AsyncTopicMethods(AsyncClientBase):
         Example:
             >>> await client.create_topic("orders", partitions=4)
         """
-        created: dict[str, Any] = await self._request(
+        created = await self._request(
             "create_topic",
             topic=topic,
             partitions=partitions,
             retention_hours=retention_hours,
             retention_bytes=retention_bytes,
         )
-        return created
+        return TopicInfo(created)
 
     async def delete_topic(self, topic: str, if_unused: bool = False) -> None:
         """Delete a topic with all its messages.
@@ -61,7 +61,7 @@ class AsyncTopicMethods(AsyncClientBase):
         """
         await self._request("delete_topic", topic=topic, if_unused=if_unused)
 
-    async def add_partitions(self, topic: str, partitions: int) -> dict[str, Any]:
+    async def add_partitions(self, topic: str, partitions: int) -> TopicInfo:
         """Give a topic more partitions. Keys may belong to another partition afterwards.
 
         Args:
@@ -75,10 +75,9 @@ class AsyncTopicMethods(AsyncClientBase):
             UnknownTopic: There is no such topic.
             BadRequest: It has as many already, or more.
         """
-        changed: dict[str, Any] = await self._request("add_partitions", topic=topic, partitions=partitions)
-        return changed
+        return TopicInfo(await self._request("add_partitions", topic=topic, partitions=partitions))
 
-    async def list_topics(self) -> list[dict[str, Any]]:
+    async def list_topics(self) -> list[TopicInfo]:
         """List all topics.
 
         Returns:
@@ -88,10 +87,9 @@ class AsyncTopicMethods(AsyncClientBase):
             BrokerUnavailable: There is no broker; nothing was asked.
             RequestTimedOut: The broker did not answer within `request_timeout` seconds.
         """
-        topics: list[dict[str, Any]] = await self._request("list_topics")
-        return topics
+        return [TopicInfo(each) for each in await self._request("list_topics")]
 
-    async def describe_topic(self, topic: str) -> dict[str, Any]:
+    async def describe_topic(self, topic: str) -> TopicInfo:
         """Describe a topic.
 
         Args:
@@ -103,10 +101,9 @@ class AsyncTopicMethods(AsyncClientBase):
         Raises:
             UnknownTopic: There is no such topic.
         """
-        described: dict[str, Any] = await self._request("describe_topic", topic=topic)
-        return described
+        return TopicInfo(await self._request("describe_topic", topic=topic))
 
-    async def describe_topics(self, topics: Iterable[str]) -> list[dict[str, Any]]:
+    async def describe_topics(self, topics: Iterable[str]) -> list[TopicInfo]:
         """Describe several topics, all as they are at one moment.
 
         Args:
@@ -118,14 +115,13 @@ class AsyncTopicMethods(AsyncClientBase):
         Raises:
             UnknownTopic: One of them does not exist.
         """
-        described: list[dict[str, Any]] = await self._request("describe_topics", topics=list(topics))
-        return described
+        return [TopicInfo(each) for each in await self._request("describe_topics", topics=list(topics))]
 
     async def _count_partitions(self, topic: str, expected: int = 1) -> int:
         """Return how many partitions a topic has; if fewer than expected were known, the broker is asked again."""
         count = self._routes.partitions(topic, now())
         if count is None or count < expected:
             described = await self.describe_topic(topic)
-            count = described.get("partitions", 1)
+            count = int(described.get("partitions", 1))
             self._routes.learn(topic, count, now())
         return count

@@ -24,6 +24,7 @@ from qb.clients.protocol.fetch_requests import (
     portion_in,
     raw_fetched,
 )
+from qb.clients.results import GroupInfo
 from qb.core.wire.frames import MessageType
 
 
@@ -192,7 +193,7 @@ class OffsetAndGroupMethods(ClientBase):
         committed: list[dict[str, Any]] = self._request("committed_offsets", group=group_id, topic=topic)
         return committed
 
-    def list_groups(self) -> list[dict[str, Any]]:
+    def list_groups(self) -> list[GroupInfo]:
         """List the groups that have members or committed offsets.
 
         Returns:
@@ -202,10 +203,9 @@ class OffsetAndGroupMethods(ClientBase):
             BrokerUnavailable: There is no broker; nothing was asked.
             RequestTimedOut: The broker did not answer within `request_timeout` seconds.
         """
-        groups: list[dict[str, Any]] = self._request("list_groups")
-        return groups
+        return [GroupInfo(each) for each in self._request("list_groups")]
 
-    def describe_group(self, group_id: str) -> dict[str, Any]:
+    def describe_group(self, group_id: str) -> GroupInfo:
         """Describe a group.
 
         Args:
@@ -217,8 +217,7 @@ class OffsetAndGroupMethods(ClientBase):
         Raises:
             UnknownGroup: It has neither members nor committed offsets.
         """
-        described: dict[str, Any] = self._request("describe_group", group=group_id)
-        return described
+        return GroupInfo(self._request("describe_group", group=group_id))
 
     def reset_group(self, group_id: str, topic: str, to: Place, partition: int | None = None) -> list[dict[str, Any]]:
         """Let a group without members go on from another place.

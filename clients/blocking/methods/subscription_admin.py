@@ -7,6 +7,7 @@ from typing import Any
 
 from qb.clients.blocking.methods.client_base import ClientBase
 from qb.clients.consuming.start_positions import Place, options_of, place_of
+from qb.clients.results import SubscriptionInfo
 
 
 class SubscriptionAdminMethods(ClientBase):
@@ -14,7 +15,7 @@ class SubscriptionAdminMethods(ClientBase):
 
     def create_subscription(
         self, subscription_id: str, topic: str, start_offset: Place = 0, **options: Any
-    ) -> dict[str, Any]:
+    ) -> SubscriptionInfo:
         """Create a durable subscription on a topic; the same one again is no error.
 
         Args:
@@ -38,14 +39,14 @@ class SubscriptionAdminMethods(ClientBase):
         Example:
             >>> client.create_subscription("billing", "orders", "latest", max_deliveries=5)
         """
-        created: dict[str, Any] = self._request(
+        created = self._request(
             "create_subscription",
             subscription_id=subscription_id,
             topic=topic,
             start_offset=place_of(start_offset),
             options=options_of(options),
         )
-        return created
+        return SubscriptionInfo(created)
 
     def delete_subscription(self, subscription_id: str) -> None:
         """Delete a subscription; its subscribers end with SubscriptionRemoved.
@@ -58,7 +59,7 @@ class SubscriptionAdminMethods(ClientBase):
         """
         self._request("delete_subscription", subscription_id=subscription_id)
 
-    def list_subscriptions(self, topic: str | None = None) -> list[dict[str, Any]]:
+    def list_subscriptions(self, topic: str | None = None) -> list[SubscriptionInfo]:
         """List the subscriptions.
 
         Args:
@@ -71,10 +72,9 @@ class SubscriptionAdminMethods(ClientBase):
             BrokerUnavailable: There is no broker; nothing was asked.
             RequestTimedOut: The broker did not answer within `request_timeout` seconds.
         """
-        subscriptions: list[dict[str, Any]] = self._request("list_subscriptions", topic=topic)
-        return subscriptions
+        return [SubscriptionInfo(each) for each in self._request("list_subscriptions", topic=topic)]
 
-    def describe_subscription(self, subscription_id: str) -> dict[str, Any]:
+    def describe_subscription(self, subscription_id: str) -> SubscriptionInfo:
         """Describe a subscription.
 
         Args:
@@ -86,10 +86,10 @@ class SubscriptionAdminMethods(ClientBase):
         Raises:
             UnknownSubscription: There is no such subscription.
         """
-        described: dict[str, Any] = self._request("describe_subscription", subscription_id=subscription_id)
-        return described
+        described = self._request("describe_subscription", subscription_id=subscription_id)
+        return SubscriptionInfo(described)
 
-    def seek(self, subscription_id: str, to: Place, partition: int | None = None) -> dict[str, Any]:
+    def seek(self, subscription_id: str, to: Place, partition: int | None = None) -> SubscriptionInfo:
         """Move a subscription to another place in its topic.
 
         Args:
@@ -105,12 +105,10 @@ class SubscriptionAdminMethods(ClientBase):
             UnknownPartition: The topic has no such partition.
             BadRequest: The place makes no sense.
         """
-        changed: dict[str, Any] = self._request(
-            "seek", subscription_id=subscription_id, to=place_of(to), partition=partition
-        )
-        return changed
+        changed = self._request("seek", subscription_id=subscription_id, to=place_of(to), partition=partition)
+        return SubscriptionInfo(changed)
 
-    def pause(self, subscription_id: str) -> dict[str, Any]:
+    def pause(self, subscription_id: str) -> SubscriptionInfo:
         """Deliver nothing more until resume().
 
         Args:
@@ -122,10 +120,10 @@ class SubscriptionAdminMethods(ClientBase):
         Raises:
             UnknownSubscription: There is no such subscription.
         """
-        changed: dict[str, Any] = self._request("pause", subscription_id=subscription_id)
-        return changed
+        changed = self._request("pause", subscription_id=subscription_id)
+        return SubscriptionInfo(changed)
 
-    def resume(self, subscription_id: str) -> dict[str, Any]:
+    def resume(self, subscription_id: str) -> SubscriptionInfo:
         """Deliver again after pause().
 
         Args:
@@ -137,10 +135,10 @@ class SubscriptionAdminMethods(ClientBase):
         Raises:
             UnknownSubscription: There is no such subscription.
         """
-        changed: dict[str, Any] = self._request("resume", subscription_id=subscription_id)
-        return changed
+        changed = self._request("resume", subscription_id=subscription_id)
+        return SubscriptionInfo(changed)
 
-    def fork(self, subscription_id: str, new_id: str) -> dict[str, Any]:
+    def fork(self, subscription_id: str, new_id: str) -> SubscriptionInfo:
         """Create a subscription that starts exactly where another one stands.
 
         Args:
@@ -154,8 +152,8 @@ class SubscriptionAdminMethods(ClientBase):
             UnknownSubscription: There is no such subscription.
             SubscriptionExists: There is one with the new name already.
         """
-        forked: dict[str, Any] = self._request("fork", subscription_id=subscription_id, new_id=new_id)
-        return forked
+        forked = self._request("fork", subscription_id=subscription_id, new_id=new_id)
+        return SubscriptionInfo(forked)
 
     def explain(self, subscription_id: str, offset: int, partition: int = 0) -> str:
         """Explain in words why a message of a subscription is where it is.

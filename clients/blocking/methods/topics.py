@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from qb.clients.blocking.methods.client_base import ClientBase
 from qb.clients.blocking.waiting import now
+from qb.clients.results import TopicInfo
 
 
 class TopicMethods(ClientBase):
@@ -19,7 +19,7 @@ class TopicMethods(ClientBase):
         partitions: int = 1,
         retention_hours: float | None = None,
         retention_bytes: int | None = None,
-    ) -> dict[str, Any]:
+    ) -> TopicInfo:
         """Create a topic.
 
         Args:
@@ -40,14 +40,14 @@ class TopicMethods(ClientBase):
         Example:
             >>> client.create_topic("orders", partitions=4)
         """
-        created: dict[str, Any] = self._request(
+        created = self._request(
             "create_topic",
             topic=topic,
             partitions=partitions,
             retention_hours=retention_hours,
             retention_bytes=retention_bytes,
         )
-        return created
+        return TopicInfo(created)
 
     def delete_topic(self, topic: str, if_unused: bool = False) -> None:
         """Delete a topic with all its messages.
@@ -62,7 +62,7 @@ class TopicMethods(ClientBase):
         """
         self._request("delete_topic", topic=topic, if_unused=if_unused)
 
-    def add_partitions(self, topic: str, partitions: int) -> dict[str, Any]:
+    def add_partitions(self, topic: str, partitions: int) -> TopicInfo:
         """Give a topic more partitions. Keys may belong to another partition afterwards.
 
         Args:
@@ -76,10 +76,9 @@ class TopicMethods(ClientBase):
             UnknownTopic: There is no such topic.
             BadRequest: It has as many already, or more.
         """
-        changed: dict[str, Any] = self._request("add_partitions", topic=topic, partitions=partitions)
-        return changed
+        return TopicInfo(self._request("add_partitions", topic=topic, partitions=partitions))
 
-    def list_topics(self) -> list[dict[str, Any]]:
+    def list_topics(self) -> list[TopicInfo]:
         """List all topics.
 
         Returns:
@@ -89,10 +88,9 @@ class TopicMethods(ClientBase):
             BrokerUnavailable: There is no broker; nothing was asked.
             RequestTimedOut: The broker did not answer within `request_timeout` seconds.
         """
-        topics: list[dict[str, Any]] = self._request("list_topics")
-        return topics
+        return [TopicInfo(each) for each in self._request("list_topics")]
 
-    def describe_topic(self, topic: str) -> dict[str, Any]:
+    def describe_topic(self, topic: str) -> TopicInfo:
         """Describe a topic.
 
         Args:
@@ -104,10 +102,9 @@ class TopicMethods(ClientBase):
         Raises:
             UnknownTopic: There is no such topic.
         """
-        described: dict[str, Any] = self._request("describe_topic", topic=topic)
-        return described
+        return TopicInfo(self._request("describe_topic", topic=topic))
 
-    def describe_topics(self, topics: Iterable[str]) -> list[dict[str, Any]]:
+    def describe_topics(self, topics: Iterable[str]) -> list[TopicInfo]:
         """Describe several topics, all as they are at one moment.
 
         Args:
@@ -119,14 +116,13 @@ class TopicMethods(ClientBase):
         Raises:
             UnknownTopic: One of them does not exist.
         """
-        described: list[dict[str, Any]] = self._request("describe_topics", topics=list(topics))
-        return described
+        return [TopicInfo(each) for each in self._request("describe_topics", topics=list(topics))]
 
     def _count_partitions(self, topic: str, expected: int = 1) -> int:
         """Return how many partitions a topic has; if fewer than expected were known, the broker is asked again."""
         count = self._routes.partitions(topic, now())
         if count is None or count < expected:
             described = self.describe_topic(topic)
-            count = described.get("partitions", 1)
+            count = int(described.get("partitions", 1))
             self._routes.learn(topic, count, now())
         return count
