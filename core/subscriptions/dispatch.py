@@ -137,10 +137,19 @@ def _offer_fresh(state: SubscriptionState, now: float, limit: int | None) -> lis
     state.rounds += room > 0
     while state.fresh and room > 0 and state.waiting < MAX_WAITING:
         for cursor, share in _shares(state, room):
-            leased = _lease_fresh(state, cursor, min(share, room, cursor.end - cursor.next), now)
+            leased = _lease_fresh(state, cursor, min(share, room), now)
             room -= sum(each.size for each in leased)
             deliveries += leased
+    if state.keyed is not None:
+        _leave_unread(state)
     return deliveries
+
+
+def _leave_unread(state: SubscriptionState) -> None:
+    """Let the messages that were not looked at be read again when there is room: their bytes are not kept."""
+    for cursor in list(state.fresh.values()):
+        cursor.keys_at_hand = []
+        state.move(cursor, cursor.next, cursor.next)
 
 
 def _shares(state: SubscriptionState, room: int) -> list[tuple[Cursor, int]]:
@@ -158,6 +167,7 @@ def _shares(state: SubscriptionState, room: int) -> list[tuple[Cursor, int]]:
 def _lease_fresh(state: SubscriptionState, cursor: Cursor, count: int, now: float) -> list[PushDecision]:
     if state.keyed is not None:
         return _lease_by_key(state, state.keyed, cursor, count, now)
+    count = min(count, cursor.end - cursor.next)
     distributed = state.round_robin.distribute(cursor.next, count)
     state.move(cursor, cursor.next + count, cursor.end)
     for subscriber, run in distributed:
@@ -169,9 +179,10 @@ def _lease_by_key(
     state: SubscriptionState, keyed: KeyOrderedQueue, cursor: Cursor, count: int, now: float
 ) -> list[PushDecision]:
     already = len(cursor.passed)
-    given = keyed.distribute(cursor, cursor.take_keys(count), state.round_robin)
+    looked_at, given = keyed.distribute(cursor, state.round_robin, count)
+    cursor.take_keys(looked_at)
     state.waiting += len(cursor.passed) - already
-    state.move(cursor, cursor.next + count, cursor.end)
+    state.move(cursor, cursor.next + looked_at, cursor.end)
     return [
         deliver
         for subscriber, offsets in given.items()
@@ -192,12 +203,17 @@ def _lease_scattered(
 
 
 def room(state: SubscriptionState) -> int:
-    """Return how many fresh messages could go out now."""
+    """Return how many fresh messages could be used now.
+
+    In key_shared it is more than the windows have room for if some are full: what belongs to those is passed over.
+    """
     if state.paused or state.waiting >= MAX_WAITING:
         return 0
     free = state.round_robin.room()
     if state.breaker.open:
         return 0 if state.queue.may_have_work() else min(free, 1)
+    if state.keyed is not None and free:
+        return min(MAX_WAITING, free * -(-len(state.round_robin) // state.round_robin.with_room()))
     return free
 
 

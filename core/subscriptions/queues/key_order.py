@@ -6,7 +6,7 @@ that cannot go out are passed over: they wait behind their key. Only a message t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from itertools import count, islice
 
@@ -106,17 +106,20 @@ class KeyOrderedQueue:
     # Messages without a record
 
     def distribute(
-        self, cursor: Cursor, keys: Sequence[str | None], round_robin: RoundRobin
-    ) -> dict[JoinedSubscriber, list[int]]:
-        """Choose the subscribers of the next fresh messages of a partition; there is room for as many.
+        self, cursor: Cursor, round_robin: RoundRobin, limit: int
+    ) -> tuple[int, dict[JoinedSubscriber, list[int]]]:
+        """Choose the subscribers of fresh messages of a partition that are at hand, until so many go out.
 
         Those that cannot go out now are passed over; `cursor` knows all of them by their keys then.
+        Returns how many messages were looked at, and the offsets that go to each subscriber.
         """
         partition, queues, open_keys = cursor.partition, self._keys, cursor.keys
-        turns = Turns(round_robin)
-        rooms = turns.rooms
+        turns = Turns(round_robin, limit)
+        rooms, left, offset = turns.rooms, turns.left, cursor.next
         given: dict[JoinedSubscriber, list[int]] = {member: [] for member in rooms}
-        for offset, key in enumerate(keys, cursor.next):
+        for offset, key in enumerate(cursor.keys_at_hand, cursor.next):
+            if not left:
+                break
             if key is None:
                 owner = turns.next()
             else:
@@ -131,10 +134,13 @@ class KeyOrderedQueue:
                 owner = queue.owner = queue.owner or turns.next()
                 queue.leased.add((partition, offset))
             rooms[owner] -= 1
+            left -= 1
             open_keys[offset] = key
             given[owner].append(offset)
+        else:
+            offset = cursor.end
         turns.end()
-        return {member: offsets for member, offsets in given.items() if offsets}
+        return offset - cursor.next, {member: offsets for member, offsets in given.items() if offsets}
 
     def pass_on(self, round_robin: RoundRobin, limit: int | None) -> PassedOn:
         """Take out messages that were passed over, by subscriber and partition, as far as there is room."""

@@ -81,6 +81,10 @@ class RoundRobin:
         """Return how many messages could go out now."""
         return sum(max(0, subscriber.room) for subscriber in self._ring)
 
+    def with_room(self) -> int:
+        """Return how many subscribers have room."""
+        return sum(subscriber.room > 0 for subscriber in self._ring)
+
     def distribute(self, first: int, count: int) -> list[tuple[JoinedSubscriber, range]]:
         """Distribute fresh messages in turn, as far as there is room, moving the turn on."""
         members = self._ring
