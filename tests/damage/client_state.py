@@ -28,10 +28,10 @@ TIMES = ("idle", "oldest_unacked_age", "timestamp", "bytes", "segments")
 
 
 class ClientState(NamedTuple):
-    """The answers, by what was asked about, and what the operator was told."""
+    """The answers, by what was asked about, and what was logged for the operator."""
 
     answers: dict[str, Any]
-    told: list[str]
+    logged: list[str]
 
 
 class Refused(NamedTuple):
@@ -41,7 +41,7 @@ class Refused(NamedTuple):
     text: str
 
 
-class _Told(logging.Handler):
+class _LoggedLines(logging.Handler):
     """Keeps what is logged as a warning or worse."""
 
     def __init__(self) -> None:
@@ -60,10 +60,10 @@ def look(root: Path, stages: Sequence[Any] = ()) -> ClientState:
 
     `stages` are committed at the end: by default those that the broker lists.
     """
-    told = _Told()
+    logged = _LoggedLines()
     logger = logging.getLogger("qb")
     before = logger.level, logger.propagate
-    logger.addHandler(told)
+    logger.addHandler(logged)
     logger.setLevel(logging.WARNING)
     logger.propagate = False
     try:
@@ -74,10 +74,10 @@ def look(root: Path, stages: Sequence[Any] = ()) -> ClientState:
         finally:
             engine.close()
     finally:
-        logger.removeHandler(told)
+        logger.removeHandler(logged)
         logger.setLevel(before[0])
         logger.propagate = before[1]
-    return ClientState(answers, [_anonymous(root, line) for line in [*engine.recovery.notes, *told.lines]])
+    return ClientState(answers, [_anonymous(root, line) for line in [*engine.recovery.notes, *logged.lines]])
 
 
 def _anonymous(root: Path, text: str) -> str:

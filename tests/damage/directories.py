@@ -132,7 +132,7 @@ def _take(client: BrokerClient, subscription: str, count: int, succeeds: Callabl
             raise ValueError("this one fails")
 
     log = logging.getLogger("qb.client")
-    log.disabled = True  # each failure would be told
+    log.disabled = True  # each failure would be logged
     try:
         subscriber = client.subscribe_to_subscription(subscription, handle)
         assert enough.wait(PATIENCE)

@@ -93,17 +93,17 @@ def _judge(whole: Original, done: Damage, path: Path) -> tuple[Outcome, str]:
 def _compare(
     whole: Original, done: Damage, seen: ClientState, findings: list[str], notes: list[str]
 ) -> tuple[Outcome, str]:
-    told = [line for line in seen.told if line not in whole.state.told]
-    if any("Traceback" in line for line in told):
-        return Outcome.CRASHED, "logged: " + "; ".join(told)
+    logged = [line for line in seen.logged if line not in whole.state.logged]
+    if any("Traceback" in line for line in logged):
+        return Outcome.CRASHED, "logged: " + "; ".join(logged)
     changed = _differences(whole.state.answers, seen.answers)
-    details = f"changed: {sorted(changed)}; findings: {findings}; notes: {notes}; told: {told}"
+    details = f"changed: {sorted(changed)}; findings: {findings}; notes: {notes}; logged: {logged}"
     if spread := [about for about in changed if not _may_change(done, about)]:
         return Outcome.SPREAD, f"{done.file} does not describe {spread}; {details}"
     if findings:
         return Outcome.VERIFY, details
-    if told:
-        return (Outcome.CUT if any("if it was acked" in line for line in told) else Outcome.START), details
+    if logged:
+        return (Outcome.CUT if any("if it was acked" in line for line in logged) else Outcome.START), details
     if not changed:
         return Outcome.HARMLESS, details
     if all(isinstance(value, Refused) for value in changed.values()):
@@ -140,8 +140,8 @@ def _may_change(done: Damage, about: str) -> bool:
     """May the answer change? A damaged partition stops its topic, and what goes by it."""
     if _describes_all(done):
         return True
-    places = [done.file, *(word for word in done.what.split() if "/" in word)]
-    return any(_describes(place.split("/"), about.split("/")) for place in places)
+    paths = [done.file, *(word for word in done.what.split() if "/" in word)]
+    return any(_describes(place.split("/"), about.split("/")) for place in paths)
 
 
 def _describes(place: list[str], about: list[str]) -> bool:
