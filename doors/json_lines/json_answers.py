@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -66,6 +67,7 @@ def own_properties(message: Frame) -> dict[str, str]:
     return {name: text for name, text in message.properties.items() if name not in _SHOWN_APART}
 
 
+@lru_cache(maxsize=1024)
 def iso_time(timestamp_ms: int) -> str:
     """Return a time as ISO-8601 in UTC, to the millisecond; one after the year 9999 as the end of it."""
     moment = _EPOCH + timedelta(milliseconds=min(timestamp_ms, _LAST_MS))

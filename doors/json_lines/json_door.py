@@ -6,16 +6,21 @@ docs/JSON_LINES.md is the contract.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from math import inf
+from typing import Any
 
 import trio
 
 from qb.core.broker.message_broker import MessageBroker
-from qb.core.pacing import working_on
-from qb.core.wire.errors import REPLIES, BrokerError, PeerMisbehaved
+from qb.core.broker.outgoing_messages import OutgoingMessage
+from qb.core.pacing import must_give_way, working_on
+from qb.core.wire.errors import REPLIES, BadRequest, BrokerError, PeerMisbehaved
 from qb.doors.json_lines.json_answers import failure, success, words
-from qb.doors.json_lines.json_methods import JsonMethods, JsonWaits
+from qb.doors.json_lines.json_methods import JsonMethods, JsonWaits, outgoing
+from qb.doors.json_lines.json_requests import ProduceLine
 from qb.doors.json_lines.line_splitter import LineSplitter
+from qb.doors.json_lines.produce_runs import ProduceRun
 from qb.doors.peer_life import PeerLife
 from qb.doors.transport import Transport
 
@@ -49,6 +54,7 @@ class JsonSession:
         self._transport = transport
         self._lines = LineSplitter(broker.settings.server.max_message_size + LINE_ROOM)
         self._waits = JsonWaits()
+        self._run = ProduceRun(broker.appends)
         self._methods = JsonMethods(broker, transport, name, self._waits)
         self._scope = trio.CancelScope()
         idle = broker.settings.json.idle_timeout or inf
@@ -81,11 +87,13 @@ class JsonSession:
                 for line in self._lines.feed(data):
                     whole = True
                     await self._answer(line)
+                await self._store()
                 self._transport.unfinished.hold(self._lines.unfinished, anew=whole)
             if self._broken_off is not None:
                 raise self._broken_off
             for line in () if self._waits.ended else self._lines.finish():
                 await self._answer(line)
+            await self._store()
         except BrokerError as error:  # one that the connection does not survive
             self._transport.send(failure(words(error)))
         except Exception:
@@ -105,22 +113,47 @@ class JsonSession:
         return data
 
     async def _answer(self, line: bytes | None) -> None:
-        """Carry out one line and send the answer; returns when the peer has read enough of what it was sent."""
+        """Carry out one line and send the answer, or keep a `produce` for the run that _store() stores."""
         if line is None:
-            self._transport.send(failure(f"Line too long: more than {self._lines.limit} bytes"))
+            await self._refuse(BadRequest(f"Line too long: more than {self._lines.limit} bytes"))
         elif line and not line.isspace():
-            self._transport.send(await self._carry_out(line))
+            working_on(self.name, line[:80])
+            try:
+                request = await self._methods.read(line)
+                if isinstance(request.wanted, ProduceLine):
+                    await self._keep(request.wanted.topic, outgoing(request.wanted))
+                else:
+                    await self._store()
+                    await self._send([await self._methods.carry_out(request)])
+            except BrokerError as error:
+                await self._refuse(error)
+        elif must_give_way():
+            await trio.lowlevel.checkpoint()
+
+    async def _keep(self, topic: str, message: OutgoingMessage) -> None:
+        """Keep a message for the next run. One that cannot join the others waits until they are stored."""
+        if not self._run.takes(topic):
+            await self._store()
+        self._run.add(topic, message)
+
+    async def _store(self) -> None:
+        """Store the messages that were kept, and answer their lines."""
+        await self._send(await self._run.store())
+
+    async def _refuse(self, error: BrokerError) -> None:
+        await self._store()  # the lines before this one are answered first
+        await self._send([error])
+
+    async def _send(self, outcomes: Sequence[Mapping[str, Any] | BrokerError]) -> None:
+        """Send answers in this order; returns when the peer has read enough. Raises an error that ends the session."""
+        if not outcomes:
+            return
+        ends = next((number for number, each in enumerate(outcomes) if _ends_session(each)), None)
+        self._transport.send(b"".join([_line(each) for each in outcomes[:ends]]))
+        if ends is not None and isinstance(last := outcomes[ends], BrokerError):
+            raise last
         await trio.lowlevel.checkpoint()  # a peer that pastes a thousand lines does not hold up the others
         await self._transport.wait_for_room(QUEUED_LIMIT)
-
-    async def _carry_out(self, line: bytes) -> bytes:
-        working_on(self.name, line[:80])
-        try:
-            return success(await self._methods.carry_out(line))
-        except BrokerError as error:
-            if not REPLIES[type(error)].survives:
-                raise
-            return failure(words(error))
 
     def _break_off(self, error: BrokerError) -> None:
         """Read nothing more, and end the session with an error."""
@@ -144,3 +177,11 @@ class JsonSession:
             self._scope.cancel()
         else:
             self._break_off(PeerMisbehaved(f"{why}; a line now and then keeps the connection (QB_JSON_IDLE_TIMEOUT)"))
+
+
+def _ends_session(outcome: Mapping[str, Any] | BrokerError) -> bool:
+    return isinstance(outcome, BrokerError) and not REPLIES[type(outcome)].survives
+
+
+def _line(outcome: Mapping[str, Any] | BrokerError) -> bytes:
+    return failure(words(outcome)) if isinstance(outcome, BrokerError) else success(outcome)

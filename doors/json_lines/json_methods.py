@@ -15,14 +15,14 @@ from qb.core.broker.outgoing_messages import OutgoingMessage
 from qb.core.groups.group_coordinator import MemberStanding
 from qb.core.groups.group_manager import GroupCommit
 from qb.core.pacing import portions
-from qb.core.wire.clock import now_ms
-from qb.core.wire.errors import BadRequest, TopicExists
-from qb.core.wire.frames import Frame, MessageType, decode_frame
+from qb.core.wire.errors import BadRequest, BrokerError, TopicExists
+from qb.core.wire.frames import decode_frame
 from qb.core.wire.names import check_name
 from qb.doors.binary.joined_subscriptions import JoinedSubscriptions, narrow
 from qb.doors.json_lines import json_requests as wants
 from qb.doors.json_lines.json_answers import record
 from qb.doors.json_lines.json_sink import JsonSink
+from qb.doors.json_lines.produce_runs import ProduceRun
 from qb.doors.transport import Transport
 
 Data = dict[str, Any]
@@ -57,8 +57,8 @@ class JsonMethods:
         self._waits = waits
         self.subscribing = JoinedSubscriptions(broker.subscriptions, transport)
 
-    async def carry_out(self, line: bytes) -> Data:
-        """Do what a line asks for and return the data of the answer. Raises BrokerError."""
+    async def read(self, line: bytes) -> JsonRequest:
+        """Return what a line asks for, checked. Raises BrokerError."""
         name = wants.type_of(line)
         row = ROWS.get(name)
         if row is None:
@@ -66,7 +66,11 @@ class JsonMethods:
         if len(line) > wants.LONG:
             wants.check_long(line, name)
             await trio.lowlevel.checkpoint()  # each decoding of a long line is a step of its own
-        return await row.carry_out(self, wants.parse(line, row.fields, row.missing))
+        return JsonRequest(row, wants.parse(line, row.fields, row.missing))
+
+    async def carry_out(self, request: JsonRequest) -> Data:
+        """Do what a request asks for and return the data of the answer. Raises BrokerError."""
+        return await request.row.carry_out(self, request.wanted)
 
     # Topics and messages
 
@@ -80,12 +84,12 @@ class JsonMethods:
         return {"topic": topic.topic, "partitions": topic.partitions}
 
     async def produce(self, wanted: wants.ProduceLine) -> Data:
-        body, timestamp_ms = _body(wanted), now_ms()
-        message = OutgoingMessage(body, wanted.partition, wanted.key, wanted.properties)
-        receipt = await self._broker.appends.publish(wanted.topic, message, timestamp_ms)
-        properties = {**(wanted.properties or {}), **({} if wanted.key is None else {"key": wanted.key})}
-        stored = Frame(MessageType.DATA, receipt.offset, timestamp_ms, properties, body)
-        return {**record(stored), "partition": receipt.partition}
+        run = ProduceRun(self._broker.appends)
+        run.add(wanted.topic, outgoing(wanted))
+        (outcome,) = await run.store()
+        if isinstance(outcome, BrokerError):
+            raise outcome
+        return outcome
 
     async def fetch(self, wanted: wants.FetchLine) -> Data:
         self._check_position(wanted.topic, wanted.partition, wanted.offset)
@@ -201,12 +205,24 @@ def _settled(wanted: wants.AckLine, held: bool) -> Data:
     return {**named, "held": held}
 
 
+def outgoing(wanted: wants.ProduceLine) -> OutgoingMessage:
+    """Return the message of a `produce`. Raises BadRequest."""
+    return OutgoingMessage(_body(wanted), wanted.partition, wanted.key, wanted.properties)
+
+
 class JsonRow(NamedTuple):
     """A type of request: its fields, what is said when a required one is missing, what carries it out."""
 
     fields: type[wants.RequestLine]
     missing: str
     carry_out: Callable[[JsonMethods, Any], Awaitable[Data]]
+
+
+class JsonRequest(NamedTuple):
+    """A line, checked: its row and its fields."""
+
+    row: JsonRow
+    wanted: wants.RequestLine
 
 
 ROWS: dict[str, JsonRow] = {

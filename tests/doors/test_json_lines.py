@@ -116,7 +116,7 @@ async def test_produce_goes_to_the_partition_asked_for_or_by_key_or_in_turn(a_br
 
 
 async def test_the_time_in_the_answer_is_the_one_that_is_stored(a_broker, monkeypatch):
-    monkeypatch.setattr("qb.doors.json_lines.json_methods.now_ms", lambda: 1_767_268_800_001)
+    monkeypatch.setattr("qb.doors.json_lines.produce_runs.now_ms", lambda: 1_767_268_800_001)
     async with a_broker() as connect:
         peer = await connect.lines()
         await a_topic(peer)
@@ -465,6 +465,26 @@ async def test_pipelined_lines_are_carried_out_and_answered_in_order(a_broker):
         assert [(answer["data"]["offset"], answer["data"]["value"]) for answer in answers] == [
             (number, str(number)) for number in range(200)
         ]
+
+
+async def test_produces_that_arrive_together_share_a_sync_and_each_is_refused_on_its_own(a_broker):
+    async with a_broker() as connect:
+        peer = await connect.lines()
+        await a_topic(peer, topic="t")
+        before = sum(connect.broker.engine.measures.sync_seconds.counts)
+        bad = [{"partition": 9}, {"topic": "nowhere"}, {"properties": {"topic": "x"}}, {"encoding": "base64"}, {"x": 1}]
+        sent = [{"type": "produce", "topic": "t", "value": f"<{number}>"} for number in range(200)]
+        for number, wrong in enumerate(bad):
+            sent[number * 30 + 10] |= wrong
+        with trio.fail_after(30):
+            await peer.send_bytes(b"".join(json.dumps(each).encode() + b"\n" for each in sent))
+            answers = [await peer.receive() for _ in sent]
+        refused = [number for number, answer in enumerate(answers) if not answer["ok"]]
+        assert refused == [number * 30 + 10 for number in range(len(bad))]
+        stored = [answer["data"] for answer in answers if answer["ok"]]
+        assert [each["offset"] for each in stored] == list(range(len(sent) - len(bad)))
+        assert [each["value"] for each in stored] == [f"<{n}>" for n in range(200) if n not in refused]
+        assert sum(connect.broker.engine.measures.sync_seconds.counts) - before < 100
 
 
 async def test_a_peer_that_does_not_read_its_answers_is_not_read_either(a_broker):
