@@ -117,6 +117,7 @@ class Conversation:
         window_bytes: int = WINDOW_BYTES,
     ) -> None:
         self.max_message_size = 2**32 - 1  # until the broker says
+        self.transaction_bytes = 0  # that a TRANSACTION frame may carry; 0: the broker is not known to take one
         self.producer_id: int | None = None
         self._producer_secret: str | None = None  # older brokers give none
         self._client_id, self._idempotent = client_id, idempotent
@@ -321,6 +322,7 @@ class Conversation:
                 self._forget_producer()
             return TurnedAway(error)
         self.max_message_size = _number(frame, "max_message_size")
+        self.transaction_bytes = _number(frame, "transaction_bytes") if "transaction_bytes" in frame.properties else 0
         uncertain = self._continue_as(frame) if self._idempotent else ()
         return Welcome(frame.properties.get("server", "unknown"), uncertain)
 

@@ -17,7 +17,7 @@ from qb.clients.protocol.partition_spread import SpreadPiece, TopicRoutes
 from qb.clients.protocol.publish_frames import Body
 from qb.clients.protocol.unacked_publishes import HeldStageFrame, UnackedBatch
 from qb.core.wire.errors import Code
-from qb.core.wire.frames import LENGTH, MAX_PROPERTIES, OVERHEAD, Frames, MessageType, frame_length
+from qb.core.wire.frames import LENGTH, MAX_PROPERTIES, OVERHEAD, Frames, MessageType, encode_frame, frame_length
 
 STAGE_BYTES = 1_000_000  # of messages that one STAGE frame carries, unless a single one is longer
 STAGE_HEAD = 1_024  # that a STAGE frame is longer than what it carries, at most
@@ -98,6 +98,31 @@ class TransactionDraft:
         self._frames: dict[Target, bytearray] = {}
         self._counts: dict[Target, int] = {}
         self._size = 0
+        self._spoilt: QBError | None = None
+
+    @contextmanager
+    def complete(self) -> Iterator[None]:
+        """What is raised inside may leave half of something: the messages must not be committed any more."""
+        try:
+            yield
+        except BaseException as error:
+            self._spoilt = self._spoilt or (error if isinstance(error, QBError) else _interrupted())
+            raise
+
+    def whole(self, limit: int) -> bytes | None:
+        """Return all messages as the body of a TRANSACTION frame; None if it would be longer than `limit`.
+
+        Raises why the messages must not be committed.
+        """
+        if self._spoilt is not None:
+            raise self._spoilt
+        if self._size > limit:
+            return None
+        body = b"".join(
+            encode_frame(MessageType.STAGE, properties={"topic": topic, "partition": str(partition)}, body=frames)
+            for (topic, partition), frames in self._frames.items()
+        )
+        return body if len(body) <= limit else None
 
     def add(self, topic: str, pieces: Iterable[SpreadPiece]) -> Iterator[StagePortion]:
         """Take messages; yield what is to be staged now."""
@@ -126,6 +151,10 @@ class TransactionDraft:
         if (frames := self._frames.pop(key, None)) is not None:
             self._size -= len(frames)
             yield StagePortion(*key, frames, self._counts.pop(key))
+
+
+def _interrupted() -> QBError:
+    return QBError("an earlier call was interrupted: what the stage holds is not known")
 
 
 class StageBundle(NamedTuple):
@@ -214,8 +243,7 @@ class StageLedger:
         try:
             yield
         except BaseException as error:
-            interrupted = QBError("an earlier call was interrupted: what the stage holds is not known")
-            self.spoil(error if isinstance(error, QBError) else interrupted)
+            self.spoil(error if isinstance(error, QBError) else _interrupted())
             raise
 
     def spoil(self, error: QBError) -> None:

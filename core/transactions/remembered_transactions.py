@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Sequence
+
+import trio
 
 from qb.core.settings import ServerSettings
 from qb.core.wire.errors import BadRequest, BrokerError, LimitReached, UnknownTransaction
@@ -29,12 +32,15 @@ class RememberedTransactions:
         # When each finished id without number was committed; the oldest first, which are forgotten first.
         self._forgettable = deque(sorted((each.timestamp, each.transaction) for each in finished))
         self._forgets_early = False
+        self._ended: dict[str, TransactionRecord] = {}  # ends that are not durable yet, by id
 
     def __len__(self) -> int:
         return self._ids
 
     def get(self, transaction: str) -> TransactionRecord | None:
         """Return what is known of an id."""
+        if transaction in self._ended:
+            return self._ended[transaction]
         entry = self._metadata.get(KEY + transaction)
         return entry and TransactionRecord.decode(entry.value)
 
@@ -60,13 +66,49 @@ class RememberedTransactions:
 
     # Writing
 
-    async def write(self, record: TransactionRecord) -> None:
-        """Remember a decision, durably. Raises BrokerError, and then nothing has changed."""
-        is_new = self._metadata.get(record.key) is None
-        await self._metadata.put(record.key, record.encoded)
-        self._ids += is_new
+    async def write(self, records: Sequence[TransactionRecord]) -> None:
+        """Remember decisions, durably, in one record of the metadata. Raises BrokerError, and then nothing has changed.
+
+        The write begins in this step of the event loop.
+        """
+        written = trio.Event()
+        errors: list[BrokerError | None] = []
+
+        def done(error: BrokerError | None) -> None:
+            errors.append(error)
+            written.set()
+
+        self._forget_ends()
+        new = {record.key for record in records if self._metadata.get(record.key) is None}
+        self._metadata.put_then({record.key: record.encoded for record in records}, done)
+        await written.wait()
+        if errors[0] is not None:
+            raise errors[0]
+        self._ids += len(new)
+        for record in records:
+            self._ended.pop(record.transaction, None)
+            self._note_end(record)
+
+    def end(self, record: TransactionRecord) -> None:
+        """Remember the receipt of a decided transaction: at once in memory, soon on disk. Raises nothing.
+
+        The decision is durable, and so is every message: a start that does not find the receipt makes it again.
+        """
+        self._ended[record.transaction] = record
+        self._metadata.put_soon(record.key, record.encoded)
+        self._note_end(record)
+
+    def _note_end(self, record: TransactionRecord) -> None:
         if record.receipt and record.number is None:
             self._forgettable.append((record.receipt.timestamp, record.transaction))
+
+    def _forget_ends(self) -> None:
+        """Forget the ends that the metadata has by now; they become durable in their order."""
+        for transaction, record in list(self._ended.items()):
+            entry = self._metadata.get(record.key)
+            if entry is None or entry.value != record.encoded:
+                break
+            del self._ended[transaction]
 
     def check_room(self, transaction: str) -> None:
         """Raises LimitReached if nothing can be forgotten to make room for an id that is not known."""
@@ -75,15 +117,15 @@ class RememberedTransactions:
             text = f"transaction {transaction!r} cannot be remembered, since so many ids with numbers are"
             raise LimitReached(text, most, "QB_MAX_REMEMBERED_TRANSACTIONS")
 
-    async def make_room(self) -> None:
-        """Forget the oldest ids without number if there are too many ids for one more."""
+    async def make_room(self, count: int) -> None:
+        """Forget the oldest ids without number if there are too many ids for `count` more."""
         most = self._settings.max_remembered_transactions
-        if self._ids < most:
+        if self._ids + count <= most:
             return
         if not self._forgets_early:
             self._forgets_early = True
             logger.warning("committed transactions are forgotten early: QB_MAX_REMEMBERED_TRANSACTIONS is %d", most)
-        surplus = self._ids - most + max(1, most // FORGOTTEN_AT_ONCE)
+        surplus = self._ids - most + max(count, most // FORGOTTEN_AT_ONCE)
         await self._forget(min(surplus, len(self._forgettable)))
 
     async def forget_old(self, now_ms: int) -> None:
@@ -106,3 +148,5 @@ class RememberedTransactions:
             logger.warning("old transactions could not be forgotten: %s", error)
         else:
             self._ids -= len(chosen)
+            for _, transaction in chosen:
+                self._ended.pop(transaction, None)

@@ -6,7 +6,7 @@ which of them it holds. What is held in memory is bounded, whatever the transact
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from qb.storage.engine import (
     Where,
 )
 from qb.storage.signals import Signal
-from qb.storage.stages.transaction_records import CommittedShare, ReservedPartition, TransactionRecord
+from qb.storage.stages.transaction_records import CommittedShare, DecidedMessages, ReservedPartition, TransactionRecord
 
 READ_BYTES = 4_000_000  # of a stage at a time
 RUN_BYTES = 1_000_000  # numbered in one step of the event loop, and written as one batch
@@ -74,14 +74,17 @@ class CopyTarget:
             self.gone = True
 
     def take_in(self, found: ProducerRange) -> None:
-        """Take note of numbers that the log holds; those of earlier transactions are smaller than ours."""
-        stored = found.first_number + found.count - self._first_number
+        """Take note of numbers that the log holds. Those of earlier transactions are smaller than ours, and a log takes
+        transactions in the order of their numbers: one that holds larger numbers holds all of ours.
+        """
+        before = found.first_number - self._first_number  # how many of ours come before the first of these
+        stored = min(before + found.count, self.held.messages)
         if stored <= self.stored:
             return
-        if found.first_number <= self._first_number:
-            self._first_offset = found.first_offset + self._first_number - found.first_number
+        if before <= 0:
+            self._first_offset = found.first_offset - before
         self.stored = stored
-        self._last_offset = found.first_offset + found.count - 1
+        self._last_offset = found.first_offset + stored - 1 - before
 
 
 class StageCopy:
@@ -99,6 +102,7 @@ class StageCopy:
             except (UnknownTopic, UnknownPartition):
                 continue
             self._destinations[held.where] = CopyTarget(log, held, decision.first_number)
+        self._holds = False  # do the visible ends of its logs stand still for it?
         self._in_flight = 0
         self._moved = Signal()  # something has become durable, or has failed
         self._error: BrokerError | None = None
@@ -113,52 +117,82 @@ class StageCopy:
         """How far each partition has come, as tools see it."""
         return [destination.progress for destination in self._destinations.values()]
 
+    @property
+    def partitions(self) -> Iterable[Where]:
+        """Where it goes."""
+        return self._destinations
+
     def holds(self, where: Where) -> bool:
         """Does the transaction keep the visible end of this partition from moving?"""
         destination = self._destinations.get(where)
-        return destination is not None and not destination.gone
+        return self._holds and destination is not None and not destination.gone
 
     def hold(self, reason: str | None = None) -> None:
         """Show nothing of the transaction, nor what comes behind it; `reason` is why this lasts."""
+        self._holds = True
         for destination in self._destinations.values():
             destination.log.hold(destination.held.end_offset, reason)
 
     def release(self) -> None:
-        """Show all of it, in this one step of the event loop."""
-        for destination in self._destinations.values():
-            destination.log.release()
+        """Show all of it, in this one step of the event loop; one that was whole at the start is shown already."""
+        if self._holds:
+            self._holds = False
+            for destination in self._destinations.values():
+                destination.log.release()
 
     def resume(self) -> None:
-        """Hold the logs of a copy that was begun before the start, and look how far it has come."""
-        self.hold()
+        """Look how far a copy that was begun before the start has come; the logs of one that is not whole are held."""
         for destination in self._destinations.values():
             for found in destination.log.ranges():
                 if found.producer_id == TRANSACTIONS:
                     destination.take_in(found)
+        if not self.is_complete:
+            self.hold()
 
-    async def copy(self) -> None:
-        """Return when all messages are durable in their logs.
-
-        Raises the BrokerError that prevents it. It may be called again then, and goes on where it was.
-        """
+    def begin(self) -> None:
+        """Look what is missing, and give the logs what the decision itself holds. Raises BrokerError."""
         self._error = None
         for destination in self._destinations.values():
             destination.given, destination.seen = destination.stored, 0
             if not destination.is_complete:
                 destination.check_writable()
-        if self._is_complete:
-            return
-        try:
-            await self._copy(self._stages())
-        finally:
-            await self._wait_for_at_most(0)
+        for each in self.decision.content:
+            self._give_at_once(each)
+
+    async def wait(self) -> None:
+        """Return when nothing is on its way into a log any more."""
+        await self._wait_for_at_most(0)
+
+    async def copy_stages(self) -> None:
+        """Return when all messages are durable in their logs; to be called after begin() and wait().
+
+        Raises the BrokerError that prevents it. All of it may be called again then, and goes on where it was.
+        """
+        if self.decision.stages and not self.is_complete and not self._error:
+            try:
+                await self._copy(self._stages())
+            finally:
+                await self.wait()
         if self._error:
             raise self._error
-        if not self._is_complete:
+        if not self.is_complete:
             raise Internal(f"the stages of transaction {self.decision.name} do not hold what was committed")
 
+    def _give_at_once(self, content: DecidedMessages) -> None:
+        """Give a log those of these messages that it does not have: they are few."""
+        to = self._destinations.get(content.where)
+        if to is None or to.is_complete:
+            return
+        frames = bytearray(content.frames)
+        at = skip_messages(frames, to.given)
+        while at < len(frames):
+            numbered = number_messages(frames, at, to.log.next_offset, len(frames))
+            self._append(to, numbered)
+            at = numbered.end
+
     @property
-    def _is_complete(self) -> bool:
+    def is_complete(self) -> bool:
+        """Are all messages durable in the logs that are still there?"""
         return all(destination.is_complete for destination in self._destinations.values())
 
     def _stages(self) -> Sequence[StageLog]:

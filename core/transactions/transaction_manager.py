@@ -21,7 +21,12 @@ from qb.core.wire.clock import now_ms
 from qb.core.wire.errors import UnknownTransaction
 from qb.storage.engine import Engine, StageLog, Where
 from qb.storage.faults import keep_running
-from qb.storage.stages.transaction_records import CommittedTransaction, NamedStage, TransactionRecord
+from qb.storage.stages.transaction_records import (
+    CommittedTransaction,
+    DecidedMessages,
+    NamedStage,
+    TransactionRecord,
+)
 
 LOOKS = 10  # for what may be forgotten, in the time that an idle stage has
 
@@ -58,13 +63,15 @@ class TransactionManager:
 
     # What can be asked
 
-    async def begin(self, transaction: str, number: int | None = None) -> dict[str, Any]:
-        """Open a stage, durably, unless the transaction is committed.
+    async def begin(self, transaction: str, number: int | None = None, opens: bool = True) -> dict[str, Any]:
+        """Open a stage, durably, unless the transaction is committed; or (`opens` is False) only say whether it is.
 
         Raises BadName, BadRequest, DiskFull, LimitReached.
         """
         if not self._remembered.is_decided(transaction, number):
             self._remembered.check_room(transaction)
+            if not opens:
+                return {"committed": False, "stage": None}
             stage = await self._opened.begin(transaction, number)
             if not self._remembered.is_decided(transaction, number):
                 self._opened.open([stage.stage_id])
@@ -81,6 +88,12 @@ class TransactionManager:
     ) -> CommittedTransaction:
         """Make the messages of these stages visible; what this promises stands in TransactionCommits.commit()."""
         return await self._commits.commit(transaction, number, stages)
+
+    async def publish(
+        self, transaction: str, number: int | None, content: Sequence[DecidedMessages]
+    ) -> CommittedTransaction:
+        """Commit a transaction that needs no stage; what this promises stands in TransactionCommits.commit()."""
+        return await self._commits.commit(transaction, number, content=content)
 
     async def abort(
         self, transaction: str, number: int | None = None, stages: Sequence[str] | None = None

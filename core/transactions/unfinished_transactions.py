@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -10,8 +11,9 @@ import trio
 
 from qb.core.transactions.stage_copy import StageCopy
 from qb.core.wire.errors import BrokerError, TransactionUnfinished
+from qb.storage.engine import Where
 from qb.storage.faults import Fault
-from qb.storage.stages.transaction_records import CommittedTransaction, NamedStage
+from qb.storage.stages.transaction_records import CommittedTransaction, DecidedMessages, NamedStage
 
 FIRST_DELAY = 0.1  # seconds between the first two tries to finish a transaction
 PATIENCE = 5.0  # seconds of failed tries before a request is answered with a refusal
@@ -20,8 +22,14 @@ PATIENCE = 5.0  # seconds of failed tries before a request is answered with a re
 class TransactionRequest:
     """A commit, or the end of one, that a caller waits for."""
 
-    def __init__(self, transaction: str, number: int | None = None, stages: Sequence[NamedStage] = ()) -> None:
-        self.transaction, self.number, self.stages = transaction, number, stages
+    def __init__(
+        self,
+        transaction: str,
+        number: int | None = None,
+        stages: Sequence[NamedStage] = (),
+        content: Sequence[DecidedMessages] = (),
+    ) -> None:
+        self.transaction, self.number, self.stages, self.content = transaction, number, stages, content
         self.replays = False  # was the transaction decided before this was asked for?
         self.deadline = trio.current_time() + PATIENCE
         self._settled = trio.Event()
@@ -56,19 +64,14 @@ class UnfinishedTransaction:
         self.copying = copying
         self.decision = copying.decision
         self.waiting: list[TransactionRequest] = []
-        self.next_try = 0.0
+        self.group = UnfinishedGroup([self])
         self.reason: str | None = None  # why it is not visible; None: no try has failed
-        self._fault = Fault(f"transaction {copying.decision.name}", FIRST_DELAY)
-        self._tries = 0
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, why: str) -> None:
         """A try has failed: say so in the state of its partitions, and to the requests that have waited long enough."""
-        self.next_try = trio.current_time() + self._fault.note(error)
-        self._tries += 1
         self.reason = (
             f"transaction {self.decision.name} is committed but not visible yet, so its partitions show nothing new; "
-            f"the broker tries again by itself (see: qb transactions show {self.decision.transaction}): "
-            f"{self._fault.text}"
+            f"the broker tries again by itself (see: qb transactions show {self.decision.transaction}): {why}"
         )
         self.copying.hold(self.reason)
         late = [request for request in self.waiting if request.is_late]
@@ -87,7 +90,79 @@ class UnfinishedTransaction:
             "transaction": self.decision.transaction,
             "number": self.decision.number,
             "reason": self.reason,
-            "failed_tries": self._tries,
-            "next_try": round(max(0.0, self.next_try - trio.current_time()), 3),
+            "failed_tries": self.group.tries,
+            "next_try": round(max(0.0, self.group.next_try - trio.current_time()), 3),
             "partitions": self.copying.progress,
         }
+
+
+class UnfinishedGroup:
+    """Transactions that were decided in one step and share partitions: they become visible in one step too."""
+
+    def __init__(self, members: list[UnfinishedTransaction]) -> None:
+        self.members = members  # in the order of their numbers
+        self.next_try = 0.0
+        self.tries = 0  # that have failed
+        self._fault: Fault | None = None
+
+    async def copy(self) -> None:
+        """Return when all messages of all members are durable in their logs. Raises as StageCopy.copy().
+
+        A log takes them in the order of their numbers. What lies in decisions that follow each other is given to the
+        logs in one step, so that it shares their syncs.
+        """
+        copies = [member.copying for member in self.members]
+        for has_stages, some in groupby(copies, lambda each: bool(each.decision.stages)):
+            for portion in [[each] for each in some] if has_stages else [list(some)]:
+                await _copy(portion)
+
+    def failed(self, error: Exception) -> None:
+        """A try has failed."""
+        self._fault = self._fault or Fault(f"transaction {self.members[0].decision.name}", FIRST_DELAY)
+        self.next_try = trio.current_time() + self._fault.note(error)
+        self.tries += 1
+        for member in self.members:
+            member.failed(self._fault.text or str(error))
+
+    def leave(self, member: UnfinishedTransaction) -> None:
+        """Go on without a member that was abandoned."""
+        self.members.remove(member)
+        self.next_try = trio.current_time()
+
+
+async def _copy(copies: Sequence[StageCopy]) -> None:
+    try:
+        for each in copies:
+            each.begin()
+    finally:
+        for each in copies:
+            await each.wait()
+    for each in copies:
+        await each.copy_stages()
+
+
+def grouped(transactions: Iterable[UnfinishedTransaction]) -> list[UnfinishedGroup]:
+    """Return transactions in groups: two that have a partition in common, also through others, are in one."""
+    by_partition: dict[Where, UnfinishedGroup] = {}
+    groups: dict[UnfinishedGroup, None] = {}
+    for each in sorted(transactions, key=_number):
+        partitions = each.copying.partitions
+        first, *others = {by_partition[where]: None for where in partitions if where in by_partition} or [each.group]
+        for other in others:
+            first.members += other.members
+            del groups[other]
+        if others:
+            first.members.sort(key=_number)
+            by_partition |= {where: first for where, group in by_partition.items() if group in others}
+        if each not in first.members:
+            first.members.append(each)
+        groups[first] = None
+        by_partition |= dict.fromkeys(partitions, first)
+    for group in groups:
+        for member in group.members:
+            member.group = group
+    return list(groups)
+
+
+def _number(unfinished: UnfinishedTransaction) -> int:
+    return unfinished.decision.first_number

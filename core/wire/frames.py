@@ -36,6 +36,7 @@ class MessageType(IntEnum):
     SETTLE = 20
     FETCH = 21
     STAGE = 22
+    TRANSACTION = 23
     SEAL = 32
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -110,6 +110,17 @@ def _check_properties(properties: bytes, begin: bytes, at: int) -> None:
 
 def _bad(at: int, what: str) -> BadRequest:
     return BadRequest(f"the message at byte {at} of this STAGE frame cannot be stored: {what}")
+
+
+def frames_in(body: bytes) -> Iterator[int]:
+    """Yield where each frame of a row of whole frames begins. Raises BadRequest for what is no such row."""
+    at = 0
+    while at < len(body):
+        length = LENGTH.unpack_from(body, at)[0] if len(body) - at >= LENGTH.size else 0
+        if not OVERHEAD <= length <= len(body) - at:
+            raise BadRequest(f"there is no whole frame at byte {at} of {len(body)} of this TRANSACTION frame")
+        yield at
+        at += length
 
 
 def number_messages(frames: bytearray, at: int, first_offset: int, most: int) -> NumberedFrames:

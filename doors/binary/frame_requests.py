@@ -14,7 +14,8 @@ from qb.core.broker.message_broker import MessageBroker
 from qb.core.subscriptions.subscription_options import SubscriptionOptions
 from qb.core.wire.clock import now_ms
 from qb.core.wire.errors import BadRequest
-from qb.core.wire.frames import PROBE, Frame, MessageType, encode_frame
+from qb.core.wire.frames import PROBE, Frame, MessageType, decode_frame, encode_frame
+from qb.core.wire.staged_frames import frames_in
 from qb.core.wire.version import __version__
 from qb.doors.binary.joined_subscriptions import JoinedSubscriptions
 from qb.doors.binary.methods import (
@@ -22,14 +23,19 @@ from qb.doors.binary.methods import (
     CreateTopicArguments,
     FetchArguments,
     SubscribeArguments,
+    WholeStageArguments,
+    WholeTransactionArguments,
     arguments_from_text,
     call,
 )
 from qb.doors.binary.publish_runs import PublishRuns
 from qb.doors.binary.replies import success, success_head
 from qb.doors.transport import Transport
+from qb.storage.engine import Where
+from qb.storage.stages.transaction_records import DecidedMessages
 
 PROTOCOL = "1"
+TRANSACTION_BYTES = 65_536  # that one TRANSACTION frame carries: they lie in the metadata until they are copied
 QUEUED_LIMIT = 1 << 20  # replies that a peer has not read: past this, its requests are not read either
 
 
@@ -68,6 +74,7 @@ class FrameRequests:
             "server": f"qb/{__version__}",
             "heartbeat_interval": f"{self._broker.settings.server.heartbeat_interval:g}",
             "max_message_size": str(self._broker.settings.server.max_message_size),
+            "transaction_bytes": str(min(TRANSACTION_BYTES, self._broker.settings.server.max_message_size)),
         }
         wanted = frame.properties.get("producer_id")
         if wanted is not None:
@@ -131,6 +138,29 @@ class FrameRequests:
         self._transport.send(success_head(frame, state, len(index) + len(frames)), index, frames)
         return b""
 
+    async def _transaction(self, frame: Frame) -> bytes:
+        wanted = arguments_from_text(WholeTransactionArguments, frame.properties)
+        if len(frame.body) > TRANSACTION_BYTES:
+            raise BadRequest(
+                f"a TRANSACTION frame carries at most {TRANSACTION_BYTES} bytes, not {len(frame.body)}: use a stage"
+            )
+        content: dict[Where, DecidedMessages] = {}
+        for at in frames_in(frame.body):
+            await self._admit(decode_frame(frame.body, at), content)
+        receipt = await self._broker.transactions.publish(wanted.transaction, wanted.number, list(content.values()))
+        return success(frame, body=msgspec.json.encode(receipt))
+
+    async def _admit(self, part: Frame, content: dict[Where, DecidedMessages]) -> None:
+        """Check one STAGE frame of a TRANSACTION, and add its messages to those for the same partition."""
+        if part.type != MessageType.STAGE:
+            raise BadRequest("the body of a TRANSACTION frame is a row of STAGE frames")
+        to = arguments_from_text(WholeStageArguments, part.properties)
+        where, frames = (to.topic, to.partition), bytes(part.body)
+        count = await self._broker.appends.admit_staged(to.topic, frames, 0)
+        if where in content:
+            frames, count = content[where].frames + frames, content[where].messages + count
+        content[where] = DecidedMessages(*where, count, frames)
+
     @asynccontextmanager
     async def _turn_to_read(self, size: int) -> AsyncIterator[None]:
         """One fetch after another reads, once the peer has read the answers before it: no more is held for it."""
@@ -151,6 +181,7 @@ HANDLERS: dict[int, Callable[[FrameRequests, Frame], Awaitable[bytes]]] = {
     MessageType.REQUEST: FrameRequests._request,
     MessageType.CREATE_TOPIC: FrameRequests._create_topic,
     MessageType.FETCH: FrameRequests._fetch,
+    MessageType.TRANSACTION: FrameRequests._transaction,
     MessageType.CREATE_SUBSCRIPTION: FrameRequests._create_subscription,
     MessageType.DELETE_SUBSCRIPTION: FrameRequests._delete_subscription,
     MessageType.SUBSCRIBE: FrameRequests._subscribe,

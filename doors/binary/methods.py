@@ -184,6 +184,7 @@ class GroupArguments(Arguments):
 class BeginTransactionArguments(Arguments):
     transaction: str
     number: int | None = None
+    opens: bool = True
 
 
 class CommitTransactionArguments(Arguments):
@@ -200,6 +201,20 @@ class AbortTransactionArguments(Arguments):
 
 class TransactionArguments(Arguments):
     transaction: str
+
+
+class WholeTransactionArguments(Arguments):
+    """The properties of a TRANSACTION frame."""
+
+    transaction: str
+    number: int | None = None
+
+
+class WholeStageArguments(Arguments):
+    """The properties of a STAGE frame in a TRANSACTION frame."""
+
+    topic: str
+    partition: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class StageArguments(Arguments):

@@ -125,7 +125,7 @@ class Session:
         """Wait until everything received is answered and the answers are sent, then say goodbye if we drain."""
         await self._publishing.wait_until_settled()
         await self._staging.wait_until_settled()
-        while self._waiting[MessageType.REQUEST]:
+        while self._waiting[MessageType.REQUEST] or self._waiting[MessageType.TRANSACTION]:
             await self._answered.wait()
         if self._reading.cancel_called and self._broken_off is None:
             self._transport.send(encode_frame(MessageType.GOODBYE, 0, now_ms(), {"reason": self._goodbye}))
@@ -266,4 +266,4 @@ class Session:
 def _may_take_long(request: Frame) -> bool:
     """Say whether the requests behind this one should not wait for it."""
     commits = request.type == MessageType.REQUEST and request.properties.get("method") in SLOW_METHODS
-    return commits or request.type == MessageType.FETCH
+    return commits or request.type in (MessageType.FETCH, MessageType.TRANSACTION)

@@ -14,7 +14,7 @@ WINDOW = 262_144  # numbers of a producer that are remembered
 MAX_PRODUCERS = 10_000  # the least recently active are forgotten
 MAX_RANGES = 65_536  # of all producers together, 28 bytes each in a seal; above it each keeps its share of the newest
 
-TRANSACTION_RANGES = 64  # of all transactions together: of an unfinished one only the newest number has to be known
+TRANSACTION_RANGES = 256  # of all transactions together: as many as may be decided while receipts are not durable
 
 
 class ProducerRanges:

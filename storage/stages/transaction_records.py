@@ -38,7 +38,7 @@ class CommittedTransaction(msgspec.Struct, frozen=True, kw_only=True):
     abandoned: bool = False  # an operator gave it up: only `messages` of it are there
     messages: int = 0
     partitions: list[CommittedShare] = []
-    timestamp: int = 0  # when it became visible, in ms
+    timestamp: int = 0  # when it was decided, in ms
     durability: str = ""
 
 
@@ -55,6 +55,19 @@ class ReservedPartition(msgspec.Struct, frozen=True):
         return self.topic, self.partition
 
 
+class DecidedMessages(msgspec.Struct, frozen=True):
+    """Messages for one partition that lie in the decision itself: its transaction needs no stage."""
+
+    topic: str
+    partition: int
+    messages: int
+    frames: bytes  # whole DATA frames, back to back
+
+    @property
+    def where(self) -> Where:
+        return self.topic, self.partition
+
+
 class TransactionRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The line that makes a transaction committed; without a receipt its messages are yet to be copied."""
 
@@ -62,7 +75,9 @@ class TransactionRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     number: int | None
     stages: list[NamedStage] = []
     partitions: list[ReservedPartition] = []
+    content: list[DecidedMessages] = []  # its messages, if they are not in stages
     first_number: int = 0  # of its messages, in each of its logs
+    timestamp: int = 0  # when it was decided, in ms; 0: by a broker that did not note it
     receipt: CommittedTransaction | None = None
 
     @property
@@ -104,6 +119,11 @@ class TransactionRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         if self.receipt is not None and number == self.number:
             return msgspec.structs.replace(self.receipt, replayed=True)
         return CommittedTransaction(transaction=self.transaction, number=number, replayed=True, durability=durability)
+
+
+def ended(decision: TransactionRecord, receipt: CommittedTransaction) -> TransactionRecord:
+    """Return what is remembered of a transaction that is over."""
+    return msgspec.structs.replace(decision, stages=[], partitions=[], content=[], receipt=receipt)
 
 
 def check_stage(stage: StageLog, transaction: str, number: int | None, messages: int) -> None:

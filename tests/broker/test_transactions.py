@@ -482,11 +482,11 @@ async def test_a_decision_that_cannot_be_written_down_is_none(a_broker, monkeypa
         await make_topic(peer)
         stage = await stage_four(peer)
 
-        async def put(key: str, value: object, **expected: int) -> int:
-            raise DiskFull("metadata could not be written")
+        def put_then(values: object, done: Callable[[DiskFull], None]) -> None:
+            done(DiskFull("metadata could not be written"))
 
         with monkeypatch.context() as patch:
-            patch.setattr(connect.broker.engine.metadata, "put", put)
+            patch.setattr(connect.broker.engine.metadata, "put_then", put_then)
             assert await commit(peer, "x", stage) == "DISK_FULL"
         assert await peer.publish("t", b"other", partition="0")
         assert await bodies(peer, "t", 0) == [b"other"]  # nothing is held

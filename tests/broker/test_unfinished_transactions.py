@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import trio
 
-from qb.core.wire.errors import Internal
 from qb.storage.stages.transaction_records import KEY
 from tests.support.brokers import Doors
 from tests.support.peers import TrioPeer
-from tests.support.transaction_peers import Staging, begin, bodies, commit
+from tests.support.transaction_peers import Staging, begin, bodies, commit, failing_copies
 from tests.support.waiting import until
 
 PATIENCE = "qb.core.transactions.unfinished_transactions.PATIENCE"
@@ -24,25 +21,6 @@ def soon(monkeypatch):
     """Tries come quickly after one another, as they do at first."""
     monkeypatch.setattr("qb.core.transactions.unfinished_transactions.FIRST_DELAY", 0.001)
     monkeypatch.setattr("qb.storage.faults.LONGEST_DELAY", 0.01)
-
-
-@contextmanager
-def failing_ends(connect: Doors, times: int = 10**9) -> Iterator[list[str]]:
-    """Let the metadata refuse to write down that a transaction is finished; yields what was refused."""
-    metadata, refused = connect.broker.engine.metadata, []
-    real = metadata.put
-
-    async def put(key: str, value: Any, **more: Any) -> int:
-        if key.startswith(KEY) and "receipt" in value and len(refused) < times:
-            refused.append(key)
-            raise Internal("metadata could not be written: disk I/O error")
-        return await real(key, value, **more)
-
-    metadata.put = put
-    try:
-        yield refused
-    finally:
-        metadata.put = real
 
 
 async def staged(connect: Doors, transaction: str = "x", topic: str = "t") -> tuple[TrioPeer, Staging]:
@@ -58,12 +36,12 @@ async def stage_one(peer: TrioPeer, transaction: str, topic: str = "t") -> Stagi
     return stage
 
 
-async def test_one_failed_metadata_write_is_tried_again_and_the_commit_succeeds(a_broker):
+async def test_one_failed_copy_is_tried_again_and_the_commit_succeeds(a_broker):
     async with a_broker() as connect:
         peer, stage = await staged(connect)
-        with failing_ends(connect, times=1) as refused:
+        with failing_copies(connect, times=1) as refused:
             receipt = await commit(peer, "x", stage)
-        assert refused == [f"{KEY}x"]
+        assert refused == ["t"]
         assert (receipt["messages"], receipt["replayed"]) == (1, False)
         assert await bodies(peer, "t") == [b"x"]
 
@@ -72,13 +50,13 @@ async def test_a_fault_that_lasts_is_answered_and_the_transaction_becomes_visibl
     monkeypatch.setattr(PATIENCE, 0)
     async with a_broker() as connect:
         peer, stage = await staged(connect)
-        with failing_ends(connect) as refused:
+        with failing_copies(connect) as refused:
             assert await commit(peer, "x", stage) == "TRANSACTION_UNFINISHED"
             assert (await peer.publish("t", b"later", partition="0")).properties["status"] == "success"
             assert await bodies(peer, "t") == []
             await until(lambda: len(refused) > 3)
         await until(lambda: not connect.broker.transactions.faults)
-        assert await bodies(peer, "t") == [b"x", b"later"]
+        assert await bodies(peer, "t") == [b"later", b"x"]
         assert (await commit(peer, "x", stage))["replayed"] is True
 
 
@@ -103,7 +81,7 @@ async def test_an_unfinished_transaction_is_said_everywhere_while_it_lasts(a_bro
                 "metric": b"qb_transactions_unfinished 1.0" in (await http.ask("GET", "/metrics")).body,
             }
 
-        with failing_ends(connect):
+        with failing_copies(connect):
             await commit(peer, "x", stage)
             (reason,) = connect.broker.transactions.faults
             assert "disk I/O error" in reason
@@ -130,7 +108,7 @@ async def test_a_commit_to_a_held_partition_waits_for_the_unfinished_one(a_broke
 
         with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
-                with failing_ends(connect) as refused:
+                with failing_copies(connect) as refused:
                     nursery.start_soon(ask, peer, "x", stage)
                     await until(lambda: len(refused) > 1)
                     nursery.start_soon(ask, other, "y", behind)
@@ -147,14 +125,35 @@ async def test_an_unfinished_transaction_holds_up_no_other_partition_and_the_sam
         same = await stage_one(peer, "y")
         await peer.call("create_topic", topic="u")
         free = await stage_one(peer, "z", "u")
-        with failing_ends(connect) as refused:
+        with failing_copies(connect) as refused:
             assert await commit(peer, "x", stage) == "TRANSACTION_UNFINISHED"
             assert await commit(peer, "y", same) == "PARTITION_HELD"
             assert await commit(peer, "z", free) == "TRANSACTION_UNFINISHED"
-            assert {f"{KEY}x", f"{KEY}z"} == set(refused)
+            assert {"t", "u"} == set(refused)
         await until(lambda: not connect.broker.transactions.faults)
         assert (await commit(peer, "y", same))["messages"] == 1
         assert await bodies(peer, "u") == [b"z"]
+
+
+async def test_a_receipt_that_cannot_be_written_down_delays_nothing_and_is_written_later(a_broker):
+    async with a_broker() as connect:
+        peer, stage = await staged(connect)
+        metadata, real = connect.broker.engine.metadata, connect.broker.engine.metadata._log.commit
+        refused: list[bytes] = []
+
+        def refuse_receipts(body: bytes, entries: Any) -> float:
+            if b"receipt" in body and len(refused) < 2:
+                refused.append(body)
+                raise OSError(5, "disk I/O error")
+            return real(body, entries)
+
+        metadata._log.commit = refuse_receipts
+        receipt = await commit(peer, "x", stage)
+        assert await bodies(peer, "t") == [b"x"]
+        assert await commit(peer, "x", stage) == receipt | {"replayed": True}
+        await until(lambda: "receipt" in metadata.get(f"{KEY}x").value)
+        assert len(refused) == 2
+        assert await commit(peer, "x", stage) == receipt | {"replayed": True}
 
 
 # The tool
@@ -166,12 +165,12 @@ async def test_a_transaction_is_shown_in_each_of_its_states(a_broker, monkeypatc
         peer, stage = await staged(connect)
         shown = await peer.call("show_transaction", transaction="x")
         assert (shown["state"], shown["stages"][0]["messages"]) == ("open", 1)
-        with failing_ends(connect):
+        with failing_copies(connect):
             await commit(peer, "x", stage)
             shown = await peer.call("show_transaction", transaction="x")
             assert (shown["state"], shown["unfinished"]["failed_tries"] > 0) == ("unfinished", True)
             assert shown["unfinished"]["partitions"] == [
-                {"topic": "t", "partition": 0, "end_offset": 0, "messages": 1, "copied": 1}
+                {"topic": "t", "partition": 0, "end_offset": 0, "messages": 1, "copied": 0}
             ]
         await until(lambda: not connect.broker.transactions.faults)
         shown = await peer.call("show_transaction", transaction="x")
@@ -186,7 +185,7 @@ async def test_finish_tries_at_once_and_says_why_not(a_broker, monkeypatch):
     monkeypatch.setattr("qb.storage.faults.LONGEST_DELAY", 60)
     async with a_broker() as connect:
         peer, stage = await staged(connect)
-        with failing_ends(connect) as refused:
+        with failing_copies(connect) as refused:
             await commit(peer, "x", stage)
             assert await peer.call("finish_transaction", transaction="x") == "TRANSACTION_UNFINISHED"
             assert len(refused) == 2

@@ -701,6 +701,7 @@ def test_a_stage_that_is_not_used_expires(start_broker: Callable[..., BrokerProc
     with BrokerClient(port=broker.port) as client:
         make_topics(client)
         with pytest.raises(UnknownStage, match="begin again"), client.transaction("slow") as tx:
-            tx.publish("debits", b"x")
+            for _ in range(3):
+                tx.publish_many("debits", [bytes(1000)] * 900, partition=0)  # together more than one frame carries
             wait_until(lambda: not client.list_transactions()["stages"])
         assert all_bodies(client) == []

@@ -124,6 +124,25 @@ FAST: list[Step] = [
         1,
     ),
     (
+        "A whole transaction in one frame",
+        [
+            encode_frame(
+                T.TRANSACTION,
+                2**63 + 10,
+                NOON,
+                {"transaction": "night-run", "number": "13"},
+                encode_frame(
+                    T.STAGE,
+                    0,
+                    NOON,
+                    {"topic": "orders", "partition": "0"},
+                    encode_frame(T.DATA, 0, NOON, {"topic": "orders"}, b"d"),
+                ),
+            )
+        ],
+        1,
+    ),
+    (
         "Make a subscription and join it: the answers, then a run of messages",
         [
             encode_frame(
@@ -135,7 +154,7 @@ FAST: list[Step] = [
             ),
             encode_frame(T.SUBSCRIBE, 2**63 + 5, NOON, {"subscription_id": "kitchen", "announces": "true"}),
         ],
-        3,
+        4,
     ),
     (
         "Ack both; a SETTLE is not answered, the heartbeat behind it is",
@@ -191,7 +210,7 @@ def show(arrow: str, data: bytes, marked: bool = False) -> str:
         size = len(f"{name}={value}".encode()) + 1
         lines.append(f"  {data[at : at + size].hex()}   {name}={value}")
         at += size
-    if kind in (MessageType.DELIVER, MessageType.STAGE) or (
+    if kind in (MessageType.DELIVER, MessageType.STAGE, MessageType.TRANSACTION) or (
         kind == MessageType.ACK and "offset" in frame.properties and frame.body
     ):
         marks = 4 * int(frame.properties["count"]) if marked else 0

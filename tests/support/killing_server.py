@@ -12,10 +12,11 @@ from typing import Any
 
 import qb.core.transactions.stage_copy
 from qb import server
+from qb.core.transactions.remembered_transactions import RememberedTransactions
 from qb.core.transactions.stage_copy import StageCopy
 from qb.core.transactions.transaction_commits import TransactionCommits
 from qb.storage.log.partition_log import LocalLog
-from qb.storage.metadata.metadata_store import MetadataStore
+from qb.storage.metadata.metadata_log import MetadataLog
 from qb.storage.stages.stage_file import StageFile
 from qb.storage.stages.stage_store import LocalStage
 
@@ -28,8 +29,8 @@ def always(*_: Any, **__: Any) -> bool:
     return True
 
 
-def is_decision(_: Any, key: str, *__: Any, **___: Any) -> bool:
-    return key.startswith("transaction/")
+def is_receipt(_: Any, body: bytes, *__: Any) -> bool:
+    return b"receipt" in body
 
 
 def die() -> None:
@@ -80,25 +81,26 @@ def _patch(owner: type, name: str, when: When, count: int, *, first: bool) -> No
 # Steps before the decision is durable, and steps after it, in the order of a commit.
 UNDECIDED = {
     "a frame is staged and not answered": before(LocalStage, "_take_in"),
-    "the commit has been asked for": before(TransactionCommits, "_carry_out"),
+    "the commit has been asked for": before(TransactionCommits, "_carry_out_round"),
     "all is checked": before(TransactionCommits, "_write_down"),
     "the logs are held": after(StageCopy, "hold"),
 }
 DECIDED = {
-    "the line is durable": after(MetadataStore, "put", is_decision),
-    "the copy begins": before(StageCopy, "copy"),
+    "the line is durable": after(RememberedTransactions, "write"),
+    "the copy begins": before(StageCopy, "begin"),
     "a run is given to a log": after(StageCopy, "_append"),
     "all runs are on their way": after(StageCopy, "_append", count=16),
     "a run is durable": after(StageCopy, "_appended"),
     "half of it is durable": after(StageCopy, "_appended", count=8),
     "all but one run are durable": after(StageCopy, "_appended", count=15),
-    "all of it is durable": after(StageCopy, "copy"),
-    "the receipt is durable": after(MetadataStore, "put", is_decision, count=2),
+    "all of it is durable": after(StageCopy, "copy_stages"),
+    "the receipt is made": after(RememberedTransactions, "end"),
     "one log shows it": after(LocalLog, "release"),
     "all logs show it": after(StageCopy, "release"),
     "it is answered": before(TransactionCommits, "_clear"),
     "a stage is deleted": after(StageFile, "delete"),
-    "the stages are deleted": after(TransactionCommits, "_clear"),
+    "the stages are deleted": after(StageFile, "delete", count=2),
+    "the receipt is durable": after(MetadataLog, "commit", is_receipt),
 }
 
 if __name__ == "__main__":

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from qb.core.wire.errors import Internal
 from qb.core.wire.frames import MessageType, encode_frame
+from qb.storage.engine import AppendRun, Done, PartitionLog
+from tests.support.brokers import Doors
 from tests.support.peers import TrioPeer, stored_messages
 
 
@@ -71,3 +75,25 @@ async def bodies(peer: TrioPeer, topic: str, partition: int = 0) -> list[bytes]:
 
 async def all_bodies(peer: TrioPeer, topic: str, partitions: int) -> Sequence[list[bytes]]:
     return [await bodies(peer, topic, partition) for partition in range(partitions)]
+
+
+@contextmanager
+def failing_copies(connect: Doors, times: int = 10**9) -> Iterator[list[str]]:
+    """Let the logs refuse the messages of transactions; yields the topics that refused some."""
+    commits, refused = connect.broker.transactions._commits, []
+    real = commits._append
+    limit = times
+
+    def append(log: PartitionLog, run: AppendRun, done: Done) -> None:
+        if len(refused) < limit:
+            refused.append(log.topic)
+            done([run], Internal("messages could not be written: disk I/O error"), 0)
+        else:
+            real(log, run, done)
+
+    commits._append = append
+    try:
+        yield refused
+    finally:
+        limit = 0
+        commits._append = real

@@ -200,8 +200,11 @@ def test_a_kill_after_the_decision_is_finished_by_the_start_and_not_repeated(sta
     if not shown:
         assert subscriber.of_the_transaction() == []
     broker = start_broker()
-    finished = list(DECIDED).index(step) < list(DECIDED).index("the receipt is durable")
-    assert ("finished transaction 'x' number 1: 48 messages" in broker.log) == finished
+    finished = "finished transaction 'x' number 1: 48 messages" in broker.log
+    if list(DECIDED).index(step) < list(DECIDED).index("it is answered"):
+        assert finished  # afterwards the receipt may be durable, since other writes take it along
+    elif step == "the receipt is durable":
+        assert not finished
     check_finished(broker, others, named)
 
 

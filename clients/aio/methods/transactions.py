@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from qb.clients.aio.methods.stages import AsyncStage
@@ -14,6 +15,7 @@ from qb.clients.protocol.staged_messages import (
     receipt_in,
     stages_named,
 )
+from qb.core.wire.frames import MessageType
 
 
 class AsyncTransactionRequests(AsyncTopicMethods):
@@ -37,6 +39,17 @@ class AsyncTransactionRequests(AsyncTopicMethods):
         if begun["committed"]:
             return None
         return AsyncStage(begun["stage"], self._link, self._conversation, self._request_timeout)
+
+    async def _is_committed(self, transaction_id: str, number: int | None) -> bool:
+        """Ask whether a transaction is committed; nothing is begun. Raises as begin_transaction()."""
+        arguments = {"transaction": transaction_id, "number": number, "opens": False}
+        return bool((await self._insist(self._deadline(), "begin_transaction", **arguments))["committed"])
+
+    async def _publish_transaction(self, transaction_id: str, number: int | None, body: bytes) -> TransactionReceipt:
+        """Commit messages that fit into one frame. Raises as commit_transaction()."""
+        named = {"transaction": transaction_id} | ({} if number is None else {"number": str(number)})
+        compose = partial(self._conversation.compose, MessageType.TRANSACTION, named, body)
+        return receipt_in(await self._repeat(compose, self._deadline()))
 
     async def commit_transaction(
         self, transaction_id: str, stages: Sequence[tuple[str, int]], number: int | None = None
@@ -150,10 +163,14 @@ class AsyncTransactionRequests(AsyncTopicMethods):
 
     async def _insist(self, deadline: float, method: str, **arguments: Any) -> Any:
         """Call a method that does no harm when it is called twice: again, if the connection is lost."""
+        return await self._repeat(lambda: self._conversation.request(method, arguments), deadline)
+
+    async def _repeat(self, compose: Callable[[], tuple[int, bytes]], deadline: float) -> Any:
+        """Send a request that does no harm when it is carried out twice: again, if the connection is lost."""
         lost: QBError | None = None
         while True:
             try:
-                return answer_of(await self._link.ask(lambda: self._conversation.request(method, arguments), deadline))
+                return answer_of(await self._link.ask(compose, deadline))
             except (ConnectionLost, ShuttingDown) as error:
                 if not self._link.started:  # we were disconnected on purpose
                     raise

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import closing, suppress
 from types import TracebackType
 
 from qb.clients.blocking.body_batches import Bodies, portions
@@ -16,6 +16,7 @@ from qb.clients.protocol.partition_spread import PartitionSpread, SinglePartitio
 from qb.clients.protocol.publish_frames import Body, PublishForm
 from qb.clients.protocol.staged_messages import (
     ABORT_PATIENCE,
+    StagePortion,
     TransactionDraft,
     TransactionReceipt,
     unlearn,
@@ -47,8 +48,12 @@ class Transaction:
 
     def __enter__(self) -> Transaction:
         self._link = self._client._link
-        self._stage = self._client.begin_transaction(self.transaction_id, self.number)
-        self.replayed, self._open = self._stage is None, True
+        if self._client._conversation.transaction_bytes:  # it may fit into one frame: a stage is begun if it does not
+            self.replayed = self._client._is_committed(self.transaction_id, self.number)
+        else:
+            self._stage = self._client.begin_transaction(self.transaction_id, self.number)
+            self.replayed = self._stage is None
+        self._open = True
         return self
 
     def publish(
@@ -118,15 +123,11 @@ class Transaction:
         timestamp_ms = timestamp_ms or now_ms()
         form = PublishForm(topic, partition, key, properties, timestamp_ms)
         count = self._partitions(topic, partition)
-        with self._all_or_nothing():
+        with self._draft.complete():
             if partition is not None or key is not None:
                 return self._add(SinglePartition(form, self._routes.choose(topic, partition, key, count)), bodies)
             scatter = PartitionSpread(topic, count, self._routes, properties, timestamp_ms)
             return self._add(scatter, bodies if keys is None else scatter.with_keys(bodies, keys))
-
-    def _all_or_nothing(self) -> AbstractContextManager[None]:
-        """What is raised inside may leave half of something: then the transaction cannot be committed any more."""
-        return nullcontext() if self._stage is None else self._stage._book.whole()
 
     def _partitions(self, topic: str, partition: int | None) -> int:
         """Return how many partitions a topic has; when nothing will be sent, as many as are needed."""
@@ -134,18 +135,26 @@ class Transaction:
             raise RuntimeError("a transaction takes messages inside its block only")
         self._link.check_process()
         expected = max(partition or 0, 0) + 1
-        return expected if self._stage is None else self._client._count_partitions(topic, expected)
+        return expected if self.replayed else self._client._count_partitions(topic, expected)
 
     def _add(self, spread: PartitionSpread | SinglePartition, bodies: Bodies) -> int:
         """Stage what is full, keep the rest; returns how many bodies there were."""
-        stage, added, limit = self._stage, 0, self._client._conversation.max_message_size
+        added, limit = 0, self._client._conversation.max_message_size
         with closing(portions(bodies, spread.overhead, limit, spread.block_bytes)) as blocks:
             for block in blocks:
                 added += len(block)
-                if stage is not None:
-                    for portion in self._draft.add(spread.topic, spread.pieces(block)):
-                        stage.add(*portion)
+                if not self.replayed:
+                    self._send(self._draft.add(spread.topic, spread.pieces(block)))
         return added
+
+    def _send(self, portions: Iterable[StagePortion]) -> None:
+        """Stage messages; the stage is begun for the first of them."""
+        for portion in portions:
+            if self._stage is None:
+                self._stage = self._client.begin_transaction(self.transaction_id, self.number)
+                self.replayed = self._stage is None
+            if self._stage is not None:
+                self._stage.add(*portion)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -163,11 +172,13 @@ class Transaction:
 
     def _commit(self) -> None:
         self._link.check_process()
-        stages = []
-        if self._stage is not None:
-            for portion in self._draft.take_all():
-                self._stage.add(*portion)
-            stages = [(self._stage.stage_id, self._stage.finish())]
+        if not self.replayed:
+            whole = self._draft.whole(self._client._conversation.transaction_bytes if self._stage is None else -1)
+            if whole is not None:
+                self.receipt = self._client._publish_transaction(self.transaction_id, self.number, whole)
+                return
+            self._send(self._draft.take_all())
+        stages = [] if self._stage is None else [(self._stage.stage_id, self._stage.finish())]
         self.receipt = self._client.commit_transaction(self.transaction_id, stages, self.number)
 
     def _give_up(self) -> None:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from qb.clients.blocking.methods.stages import Stage
@@ -15,6 +16,7 @@ from qb.clients.protocol.staged_messages import (
     receipt_in,
     stages_named,
 )
+from qb.core.wire.frames import MessageType
 
 
 class TransactionRequests(TopicMethods):
@@ -38,6 +40,17 @@ class TransactionRequests(TopicMethods):
         if begun["committed"]:
             return None
         return Stage(begun["stage"], self._link, self._conversation, self._request_timeout)
+
+    def _is_committed(self, transaction_id: str, number: int | None) -> bool:
+        """Ask whether a transaction is committed; nothing is begun. Raises as begin_transaction()."""
+        arguments = {"transaction": transaction_id, "number": number, "opens": False}
+        return bool((self._insist(self._deadline(), "begin_transaction", **arguments))["committed"])
+
+    def _publish_transaction(self, transaction_id: str, number: int | None, body: bytes) -> TransactionReceipt:
+        """Commit messages that fit into one frame. Raises as commit_transaction()."""
+        named = {"transaction": transaction_id} | ({} if number is None else {"number": str(number)})
+        compose = partial(self._conversation.compose, MessageType.TRANSACTION, named, body)
+        return receipt_in(self._repeat(compose, self._deadline()))
 
     def commit_transaction(
         self, transaction_id: str, stages: Sequence[tuple[str, int]], number: int | None = None
@@ -149,10 +162,14 @@ class TransactionRequests(TopicMethods):
 
     def _insist(self, deadline: float, method: str, **arguments: Any) -> Any:
         """Call a method that does no harm when it is called twice: again, if the connection is lost."""
+        return self._repeat(lambda: self._conversation.request(method, arguments), deadline)
+
+    def _repeat(self, compose: Callable[[], tuple[int, bytes]], deadline: float) -> Any:
+        """Send a request that does no harm when it is carried out twice: again, if the connection is lost."""
         lost: QBError | None = None
         while True:
             try:
-                return answer_of(self._link.ask(lambda: self._conversation.request(method, arguments), deadline))
+                return answer_of(self._link.ask(compose, deadline))
             except (ConnectionLost, ShuttingDown) as error:
                 if not self._link.started:  # we were disconnected on purpose
                     raise
