@@ -121,6 +121,7 @@ class TopicRegistry:
                     "but never fewer"
                 )
             self._check_room(partitions=partitions - known.partitions)
+            self._subscriptions.check_growth(topic, partitions - known.partitions)
             grown = await self._engine.add_partitions(topic, partitions)
         self._subscriptions.partitions_added(topic)
         self._groups.topic_changed(topic, grown.partitions)

@@ -49,7 +49,7 @@ class SubscriptionManager:
 
     def __init__(self, engine: Engine, settings: ServerSettings, make_topic: MakeTopic, store: Store) -> None:
         self._engine = engine
-        self._most = settings.max_subscriptions
+        self._most, self._most_cursors = settings.max_subscriptions, settings.max_cursors
         self._make_topic = make_topic
         self._store = store
         self._dead_letters = DeadLetterReader(engine.metadata)
@@ -111,6 +111,7 @@ class SubscriptionManager:
             if known is not None:
                 return self._same(known, topic, wanted)
             check_subscription(subscription_id)
+            self._check_room(len(logs))
             starts = {partition: await resolve(log, start_offset) for partition, log in logs.items()}
             made = Subscription(subscription_id, wanted, starts, random.Random())
             return await self._add(ActiveSubscription(subscription_id, topic, now_ms(), made, logs))
@@ -128,16 +129,34 @@ class SubscriptionManager:
 
         Raises LimitReached.
         """
-        if len(self.deliveries) >= self._most:
-            raise LimitReached(
-                f"the broker has {len(self.deliveries)} subscriptions", self._most, "QB_MAX_SUBSCRIPTIONS"
-            )
+        self._check_room(len(active.logs))
         with trio.CancelScope(shield=True):  # it is made as a whole, even if the caller is cancelled
             value = value_of(active.topic, active.created_ms, active.subscription.snapshot())
             await self._engine.metadata.put(key_of(active.name), value)
         self.deliveries.add(active)
         self.deliveries.add_partitions(active, self._logs(active.topic))  # the topic may have grown meanwhile
         return summary_of(active)
+
+    def _check_room(self, cursors: int) -> None:
+        """Raises LimitReached if there is no room for one more subscription on so many partitions."""
+        if len(self.deliveries) >= self._most:
+            raise LimitReached(
+                f"the broker has {len(self.deliveries)} subscriptions", self._most, "QB_MAX_SUBSCRIPTIONS"
+            )
+        self._check_cursors(cursors)
+
+    def check_growth(self, topic: str, partitions: int) -> None:
+        """Raises LimitReached if the subscriptions of a topic cannot have so many partitions more each."""
+        self._check_cursors(partitions * len(self.on_topic(topic)))
+
+    def _check_cursors(self, more: int) -> None:
+        known = sum(len(active.logs) for active in self.deliveries)
+        if more and known + more > self._most_cursors:
+            raise LimitReached(
+                f"all subscriptions of the broker together have {known} partitions, and {more} more are too many",
+                self._most_cursors,
+                "QB_MAX_CURSORS",
+            )
 
     async def delete(self, subscription_id: str) -> dict[str, Any]:
         """Remove a subscription and notify its subscribers. Raises UnknownSubscription."""

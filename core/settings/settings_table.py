@@ -102,6 +102,12 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_subscriptions: Annotated[
         int, Setting("QB_MAX_SUBSCRIPTIONS", INTEGER.within(1, 1_000_000), "subscriptions that the broker may have")
     ] = 10_000
+    max_cursors: Annotated[
+        int,
+        Setting(
+            "QB_MAX_CURSORS", INTEGER.within(1, 100_000_000), "partitions that all subscriptions together may have"
+        ),
+    ] = 1_000_000
     max_groups: Annotated[
         int, Setting("QB_MAX_GROUPS", INTEGER.within(1, 1_000_000), "consumer groups that the broker may have")
     ] = 10_000

@@ -144,6 +144,18 @@ async def test_a_group_whose_timeouts_fail_says_so_until_they_work_again(a_broke
         await until_true(is_well)
 
 
+async def test_there_is_a_limit_to_the_partitions_of_all_subscriptions_together(a_broker):
+    async with a_broker(max_cursors=5) as connect:
+        peer = await a_topic(connect, partitions=2)
+        for name in ("s", "t"):
+            assert (await peer.call("create_subscription", subscription_id=name, topic="a"))["subscription_id"] == name
+        assert await peer.call("create_subscription", subscription_id="u", topic="a") == "LIMIT_REACHED"
+        assert await peer.call("fork", subscription_id="s", new_id="u") == "LIMIT_REACHED"
+        assert await peer.call("add_partitions", topic="a", partitions=3) == "LIMIT_REACHED"
+        await peer.call("delete_subscription", subscription_id="t")
+        assert (await peer.call("add_partitions", topic="a", partitions=3))["partitions"] == 3
+
+
 async def test_there_is_a_limit_to_subscriptions_and_those_within_it_go_on(a_broker):
     async with a_broker(max_subscriptions=1) as connect:
         peer = await a_topic(connect)
