@@ -28,6 +28,7 @@ BENCHMARKS = (
     "deliver",
     "deliver_fan_out",
     "deliver_latency",
+    "async_clients",
     "pull",
     "spark",
 )

@@ -212,7 +212,7 @@ class AsyncLink:
                 return result
             async with connection.sending:
                 if connection.stream is not None and self.up and self._conversation.has_room:
-                    gather = self._conversation.awaits_acks
+                    gather = connection.expects_company
                     result, data = compose()
                     await (connection.write_gathered if gather else connection.write)(connection.stream, data)
                     return result

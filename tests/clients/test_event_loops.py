@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from unittest.mock import patch
 
 import anyio
 import anyio.to_thread
@@ -25,8 +26,8 @@ from qb import (
     UnknownTopic,
     UsedAfterFork,
 )
-from tests.support.brokers import BrokerProcess
-from tests.support.event_loops import RUNNERS, Main
+from tests.support.brokers import ROOT, BrokerProcess
+from tests.support.event_loops import NATIVE, RUNNERS, UVLOOP, Main
 from tests.support.forks import Child
 from tests.support.scripted_broker import Plan, ScriptedBroker
 from tests.support.waiting import until_true
@@ -42,7 +43,7 @@ def run(request: pytest.FixtureRequest) -> Run:
     return RUNNERS[request.param]
 
 
-@pytest.fixture(params=["asyncio", "uvloop"])
+@pytest.fixture(params=NATIVE)
 def run_native(request: pytest.FixtureRequest) -> Run:
     """Runs a main function under a loop of asyncio's kind, whose tasks can be cancelled by themselves."""
     return RUNNERS[request.param]
@@ -97,6 +98,22 @@ def test_what_tasks_publish_at_a_time_is_stored_in_the_order_of_each(run: Run, s
             b"%d %d" % (task, i) for i in range(20)
         ]
     assert len(scripted.bodies) == 320
+
+
+def test_tasks_that_publish_at_a_time_share_a_write(run_native: Run, scripted: ScriptedBroker) -> None:
+    async def main() -> None:
+        async with AsyncBrokerClient(port=scripted.port) as client:
+            stream = client._link._connection.stream
+            assert stream is not None
+            with patch.object(stream, "send", wraps=stream.send) as send:
+                await asyncio.gather(*(client.publish("orders", b"%d" % i) for i in range(32)))
+                assert send.call_count == 2  # the first one goes at once: no other publish was on its way
+                send.reset_mock()
+                await asyncio.gather(*(client.publish("orders", b"%d" % i) for i in range(32)))
+                assert send.call_count == 1
+
+    run_native(main)
+    assert scripted.bodies == numbered(32) * 2
 
 
 def test_a_body_larger_than_all_buffers_arrives_whole(run: Run) -> None:
@@ -348,6 +365,7 @@ def test_calls_of_tasks_that_are_not_the_blocks_own_are_answered(run_native: Run
     assert scripted.connections == 2
 
 
+@pytest.mark.skipif(UVLOOP in os.environ, reason="what a fork makes of uvloop is not ours to say")
 def test_a_child_of_fork_uses_nothing_of_the_parent(run_native: Run, scripted: ScriptedBroker) -> None:
     async def main() -> None:
         async with AsyncBrokerClient(port=scripted.port) as client:
@@ -362,6 +380,16 @@ def test_a_child_of_fork_uses_nothing_of_the_parent(run_native: Run, scripted: S
 
     run_native(main)
     assert (scripted.bodies, scripted.connections) == ([b"before", b"after"], 1)
+
+
+@pytest.mark.process
+@pytest.mark.timeout(180)
+@pytest.mark.skipif(UVLOOP in os.environ, reason="this is that run")
+def test_all_of_this_holds_under_uvloop() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", __file__]
+    environment = os.environ | {UVLOOP: "yes"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 # What is loaded

@@ -1,14 +1,17 @@
-"""The event loops that the async client runs under."""
+"""The event loops that the async client runs under.
+
+uvloop has code that runs in every child of fork(), so it is loaded only in a process of its own, where UVLOOP is set.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import anyio
 import trio
-import uvloop
 
 Main = Callable[[], Coroutine[Any, Any, Any]]
 LONGEST = 20.0  # seconds that a test may take
@@ -29,6 +32,8 @@ def on_asyncio(main: Main) -> Any:
 
 
 def on_uvloop(main: Main) -> Any:
+    import uvloop
+
     return _on(uvloop.new_event_loop, main)
 
 
@@ -42,4 +47,6 @@ def _on(loop_factory: Callable[[], asyncio.AbstractEventLoop], main: Main) -> An
     return result
 
 
-RUNNERS = {"asyncio": on_asyncio, "uvloop": on_uvloop, "trio": on_trio}
+UVLOOP = "TESTS_UNDER_UVLOOP"  # a variable: set, tests run under uvloop instead of the other loops
+NATIVE = {"uvloop": on_uvloop} if UVLOOP in os.environ else {"asyncio": on_asyncio}
+RUNNERS = NATIVE if UVLOOP in os.environ else NATIVE | {"trio": on_trio}

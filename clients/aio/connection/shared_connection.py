@@ -72,6 +72,7 @@ class AsyncSharedConnection:
         self.calls: dict[int, AsyncPendingCall] = {}
         self._gathered: list[Frames] | None = None  # what a task is about to write, while others may add to it
         self._gathered_size = 0
+        self._in_company = False  # did others add to what was gathered last?
         self.trouble = ConnectionTrouble(servers)
 
     @property
@@ -142,8 +143,13 @@ class AsyncSharedConnection:
         try:
             await running_loop().give_way()
         finally:
-            self._gathered = None
+            self._gathered, self._in_company = None, len(gathered) > 1
             await self.write(stream, data if len(gathered) == 1 else b"".join(gathered))
+
+    @property
+    def expects_company(self) -> bool:
+        """Are other tasks likely to publish in the same pass of the event loop? A lone publish is not held up."""
+        return self._in_company or self.conversation.awaits_acks
 
     @property
     def gathers(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, cast
 from qb.core.wire.frames import Frames
 
 LINGER = 1.0  # seconds that a closed connection has to send what it holds
+RECEIVE_SIZE = 64 * 1024  # more at once would be handled, and acked, too late for the broker to go on pushing
 MOST_UNREAD = 256 * 1024  # bytes that were received and not taken; then TCP slows the broker down
 
 
@@ -45,13 +46,14 @@ class AsyncioWaiter:
             self._future.set_result(False)
 
 
-class AsyncioStream(asyncio.Protocol):
+class AsyncioStream(asyncio.BufferedProtocol):
     """A transport, read by one task."""
 
     _transport: asyncio.Transport
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
+        self._buffer = memoryview(bytearray(RECEIVE_SIZE))
         self._received: list[bytes] = []
         self._unread = 0
         self._full = False  # more is held here than the transport should bring
@@ -66,9 +68,12 @@ class AsyncioStream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is of no class that mypy knows
 
-    def data_received(self, data: bytes) -> None:
-        self._received.append(data)
-        self._unread += len(data)
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._received.append(bytes(self._buffer[:nbytes]))
+        self._unread += nbytes
         if self._unread > MOST_UNREAD and not self._full:
             self._full = True
             self._transport.pause_reading()
