@@ -19,9 +19,12 @@ def ack(state: SubscriptionState, name: str, partition: int, runs: Iterable[rang
     subscriber = state.member(name)
     cursor = state.cursor(partition)
     delivered = range(cursor.next)
-    acked = 0
+    runs = [part for run in runs if (part := intersect(run, delivered))]  # bounds what a peer may name
+    scattered = subscriber.scattered(partition, runs)
+    acked = _ack_scattered(state, cursor, scattered, runs, now)
+    if scattered and not cursor.waiting and not any(lease.recorded for lease in scattered):
+        runs = []  # the others are not held
     for run in runs:
-        run = intersect(run, delivered)  # bounds what a peer may name
         left = len(run)
         for lease, part in subscriber.find(partition, run):
             for settled in _settle_leased(state, cursor, lease, part):
@@ -35,6 +38,20 @@ def ack(state: SubscriptionState, name: str, partition: int, runs: Iterable[rang
         subscriber.note_unsaved(acked, state.snapshots + 1)
         state.acked += acked
         state.breaker.acked(acked, now)
+    return acked
+
+
+def _ack_scattered(state: SubscriptionState, cursor: Cursor, leases: list[Lease], runs: list[range], now: float) -> int:
+    """Settle messages of many short runs that have no record, one lease after the other; returns how many."""
+    acked = 0
+    for lease in leases:
+        holder = state.subscribers[lease.subscriber.name]
+        holder.looked_at += 1 + len(runs) // 10  # a run is only marked in the lease
+        released = [] if lease.recorded else state.release_scattered(holder, lease, runs)
+        if released:
+            state.settle_fresh(cursor, (released,))
+            cursor.settlements.append(Settlement(frozenset(released), now, f"acked by {holder.name}"))
+            acked += len(released)
     return acked
 
 

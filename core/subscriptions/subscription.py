@@ -226,6 +226,10 @@ class Subscription:
         """Cut a run into parts that each meet a bounded number of the subscriber's leases. Raises NotJoined."""
         return self._state.member(name).portions(partition, run)
 
+    def acks_together(self, name: str, partition: int, runs: Sequence[range]) -> bool:
+        """Return whether one ack() of all these runs is quick. Raises NotJoined."""
+        return bool(self._state.member(name).scattered(partition, runs))
+
     def looked_at(self, name: str) -> int:
         """Return how many leases and waiting messages were compared with its runs; 0 if it has left."""
         return self._state.subscribers[name].looked_at if name in self._state.subscribers else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from random import Random
 
@@ -120,6 +120,14 @@ class SubscriptionState:
         self.changed.add(lease.partition)
         return released
 
+    def release_scattered(self, subscriber: JoinedSubscriber, lease: Lease, runs: Sequence[range]) -> list[int]:
+        """End the lease of what lies in these runs and return it; the caller says where it is now."""
+        released = subscriber.release_scattered(lease, runs)
+        if released and subscriber.started:
+            subscriber.started.difference_update((lease.partition, offset) for offset in released)
+        self.changed.add(lease.partition)
+        return released
+
     def take_back(self, lease: Lease, part: range) -> list[MessageRecord]:
         """End the lease of some messages and return them with their records, in offset order."""
         released = self.release(lease, part)
@@ -189,7 +197,7 @@ class SubscriptionState:
         self.queue.settled(record)
         self.changed.add(record.partition)
 
-    def settle_fresh(self, cursor: Cursor, released: Iterable[range]) -> None:
+    def settle_fresh(self, cursor: Cursor, released: Iterable[Iterable[int]]) -> None:
         """Forget messages that have no record; the caller has ended their leases."""
         if self.keyed is not None:
             for offset in chain.from_iterable(released):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby, islice
+from operator import attrgetter
 from typing import Annotated
 
 import msgspec
@@ -93,10 +95,9 @@ def decode_settle(body: bytes | memoryview) -> SettleBody:
 
 def carry_out(subscription: Subscription, name: str, settle: SettleBody, now: float) -> Iterator[None]:
     """Carry out a SETTLE of this subscriber, one entry a step. Raises NotJoined, BadRequest."""
-    for run in settle.acks:
-        for part in subscription.portions(name, run.partition, run.offsets):
-            subscription.ack(name, run.partition, (part,), now)
-            yield
+    for partition, group in groupby(settle.acks, key=attrgetter("partition")):
+        while runs := [run.offsets for run in islice(group, AT_ONCE)]:
+            yield from _ack(subscription, name, partition, runs, now)
     for nack in settle.nacks:
         subscription.nack(name, nack.partition, nack.offset, now, nack.reason, nack.delay)
         yield
@@ -110,6 +111,18 @@ def carry_out(subscription: Subscription, name: str, settle: SettleBody, now: fl
     for message in settle.started:
         subscription.started(name, message.partition, message.offset)
         yield
+
+
+def _ack(subscription: Subscription, name: str, partition: int, runs: list[range], now: float) -> Iterator[None]:
+    """Ack runs of one partition: short ones together, others in portions."""
+    if len(runs) > 1 and subscription.acks_together(name, partition, runs):
+        subscription.ack(name, partition, runs, now)
+        yield
+        return
+    for run in runs:
+        for part in subscription.portions(name, partition, run):
+            subscription.ack(name, partition, (part,), now)
+            yield
 
 
 def advance(steps: Iterator[None], subscription: Subscription, name: str) -> bool:

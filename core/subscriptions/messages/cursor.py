@@ -6,7 +6,7 @@ A message below `next` that is neither leased nor waiting is settled: acks need 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import NamedTuple
 
 from qb.core.subscriptions.messages.message_records import MessageRecord
@@ -17,7 +17,7 @@ MAX_SETTLEMENTS = 1000  # settlements kept for explain()
 class Settlement(NamedTuple):
     """How some messages were settled; only for explain()."""
 
-    offsets: range
+    offsets: Container[int]
     when: float
     how: str
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from qb.core.pacing import AT_ONCE
@@ -104,6 +104,32 @@ class JoinedSubscriber:
         before = lease.count
         released = lease.release(part)
         self.in_flight -= before - lease.count
+        if lease.count:
+            index.add(lease)
+        elif not index:
+            del self._leases[lease.partition]
+        return released
+
+    def scattered(self, partition: int, runs: Sequence[range]) -> list[Lease]:
+        """Return the leases that may hold some of these runs, if it is worth while to look at all of them at once."""
+        index = self._leases.get(partition)
+        if index is None or len(runs) < 2 or any(run.step != 1 for run in runs):
+            return []
+        near = index.near(min(run.start for run in runs), max(run.stop for run in runs))
+        if (
+            len(near) > len(runs)
+            or len(near) * len(runs) > 10 * AT_ONCE
+            or any(lease.offsets.step != 1 for lease in near)
+        ):
+            return []
+        return near
+
+    def release_scattered(self, lease: Lease, runs: Sequence[range]) -> list[int]:
+        """Hold what of a lease lies in these runs no longer; returns the offsets that were held."""
+        index = self._leases[lease.partition]
+        index.remove(lease)
+        released = lease.release_scattered(runs)
+        self.in_flight -= len(released)
         if lease.count:
             index.add(lease)
         elif not index:

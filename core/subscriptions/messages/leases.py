@@ -7,8 +7,9 @@ leases as runs were pushed to it, in whatever order it acks.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import merge
+from itertools import compress
 from operator import attrgetter
 from typing import Protocol
 
@@ -88,6 +89,28 @@ class Lease:
                 self._held = self._held or bytearray(b"\1") * len(self.offsets)
                 self._held[part_slice] = bytes(len(part))
                 self._trim()
+        return released
+
+    def release_scattered(self, runs: Iterable[range]) -> list[int]:
+        """Hold what lies in these runs of step 1 no longer; returns the offsets that were held. Its own step must be 1.
+
+        It costs as much as there are runs, and a little for each offset of the lease.
+        """
+        first, end = self.offsets.start, self.offsets.stop
+        named = bytearray(end - first)
+        for run in runs:
+            low, high = max(run.start, first) - first, min(run.stop, end) - first
+            if low < high:
+                named[low:high] = b"\1" * (high - low)
+        held = self._held or bytearray(b"\1") * (end - first)
+        both = int.from_bytes(held, "big") & int.from_bytes(named, "big")
+        released = list(compress(self.offsets, both.to_bytes(end - first, "big")))
+        self.count -= len(released)
+        if not self.count:
+            self.offsets, self._held, self.due = self.offsets[:0], None, NEVER
+        elif released:
+            self._held = bytearray((int.from_bytes(held, "big") ^ both).to_bytes(end - first, "big"))
+            self._trim()
         return released
 
     def split(self, part: range) -> Lease:

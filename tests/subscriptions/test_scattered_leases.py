@@ -1,0 +1,83 @@
+"""Leases of scattered messages: a span of offsets with a mark for each that is held."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
+from qb.core.subscriptions.messages.leases import Lease
+from qb.core.wire.offset_runs import NEAR, marked, near_each_other
+from tests.support.subscription_tools import Bench
+
+offsets = st.sets(st.integers(0, 60), min_size=1).map(sorted)
+runs = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)).map(lambda run: range(run[0], run[0] + run[1])))
+
+
+def lease_of(held: list[int]) -> Lease:
+    span, marks = marked(held)
+    return Lease(JoinedSubscriber("x", 100, False), 0, span, 1, False, 0.0, marks)
+
+
+def held_by(lease: Lease) -> list[int]:
+    return [offset for run in lease.held() for offset in run]
+
+
+@given(offsets)
+def test_a_lease_of_scattered_messages_holds_exactly_these(held: list[int]) -> None:
+    lease = lease_of(held)
+    assert (held_by(lease), lease.count) == (held, len(held))
+
+
+@given(offsets, runs)
+def test_what_lies_in_the_runs_is_released_and_nothing_else(held: list[int], named: list[range]) -> None:
+    lease = lease_of(held)
+    gone = {offset for run in named for offset in run}
+    assert lease.release_scattered(named) == [offset for offset in held if offset in gone]
+    left = [offset for offset in held if offset not in gone]
+    assert (held_by(lease), lease.count) == (left, len(left))
+    if left:
+        assert (lease.offsets[0], lease.offsets[-1]) == (left[0], left[-1])
+
+
+@given(st.sets(st.integers(0, 10_000), min_size=1).map(sorted))
+def test_a_span_has_no_gap_that_is_long(scattered: list[int]) -> None:
+    groups = near_each_other(scattered)
+    assert [offset for group in groups for offset in group] == scattered
+    for group in groups:
+        span, _ = marked(group)
+        assert len(span) <= len(group) * NEAR
+
+
+@given(st.text("abcd.", min_size=1, max_size=40), st.integers(1, 3), runs)
+def test_many_runs_are_acked_together_as_one_by_one(keys: str, subscribers: int, named: list[range]) -> None:
+    together, one_by_one = (
+        Bench(0, *"xyz"[:subscribers], keys=keys, mode="key_shared", max_in_flight=7) for _ in range(2)
+    )
+    for bench in (together, one_by_one):
+        bench.deliver()
+    for name in "xyz"[:subscribers]:
+        acked = together.subscription.ack(name, 0, named, together.now)
+        assert acked == sum(one_by_one.subscription.ack(name, 0, [run], one_by_one.now) for run in named)
+    assert together.deliver() == one_by_one.deliver()
+    assert together.subscription.copy() == one_by_one.subscription.copy()
+
+
+@given(st.text("ab.", min_size=1, max_size=30), st.lists(st.tuples(st.integers(0, 29), st.booleans()), max_size=30))
+def test_each_key_is_handled_in_order_whatever_fails(keys: str, outcomes: list[tuple[int, bool]]) -> None:
+    """A message of a key goes out for the first time only after all before it, and never while one of them waits."""
+    bench = Bench(0, "x", "y", keys=keys, mode="key_shared", max_in_flight=5)
+    bench.deliver()
+    for offset, done in outcomes:
+        for name in "xy":
+            if done:
+                bench.subscription.ack(name, 0, [range(offset, offset + 1)], bench.now)
+            else:
+                bench.subscription.nack(name, 0, offset, bench.now, delay=0)
+        bench.wait(1)
+    for key in set(keys) - {"."}:
+        first_seen: list[int] = []
+        for _, offset in bench.order:
+            if keys[offset] == key and offset not in first_seen:
+                first_seen.append(offset)
+        assert first_seen == sorted(first_seen)
