@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from msgspec.json import decode
 
@@ -18,6 +16,7 @@ from qb.core.wire.frames import MessageType, encode_frame
 from qb.storage.data_directory import read_metadata
 from qb.storage.log.log_extents import key_of
 from tests.support.brokers import ROOT, BrokerProcess
+from tests.support.waiting import wait_until
 
 SETTINGS = {"segment_bytes": 4096, "retention_interval": 0.05}
 KILLED_AT = "a run is durable"  # of the copying of a decided transaction
@@ -80,7 +79,7 @@ def _fill(client: BrokerClient, data_dir: Path) -> None:
     client.publish("events", b"with properties", kind="odd", of="several")
     for number in range(60):
         client.publish("short", b"%d" % number * 150)
-    _wait_for(lambda: client.offsets("short").first > 0)
+    wait_until(lambda: client.offsets("short").first > 0)
     client.delete_topic("deleted")
     _subscribe(client, data_dir)
     client.commit_offsets("group", [("orders", 0, 20), ("orders", 1, 30), ("events", 0, 7)])
@@ -89,7 +88,7 @@ def _fill(client: BrokerClient, data_dir: Path) -> None:
     _stage(client, "numbered", 3, commit=True)
     _stage(client, "staged", 4, commit=False)
     _stage(client, "staged-too", None, commit=False)
-    _wait_for(lambda: _are_noted(client, data_dir))
+    wait_until(lambda: _are_noted(client, data_dir))
 
 
 def _subscribe(client: BrokerClient, data_dir: Path) -> None:
@@ -101,7 +100,7 @@ def _subscribe(client: BrokerClient, data_dir: Path) -> None:
     client.pause("paused")
     _take(client, "all", 100, lambda message: message.offset % 5 != 0)
     _take(client, "failing", 41, lambda message: message.offset % 10 != 0)
-    _wait_for(lambda: _is_saved(data_dir, "failing"))
+    wait_until(lambda: _is_saved(data_dir, "failing"))
     client.purge_dead_letters("failing", [client.dead_letters("failing")[1]["number"]])
 
 
@@ -153,10 +152,3 @@ def _stage(client: BrokerClient, transaction: str, number: int | None, *, commit
     stage.finish()
     if commit:
         client.commit_transaction(transaction, [(stage.stage_id, stage.messages)], number)
-
-
-def _wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
