@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import importlib.metadata
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -74,6 +75,33 @@ def test_an_installed_client_has_types(installed: Path, tmp_path: Path) -> None:
     lines = [line for line in checked.stdout.splitlines() if "error:" in line]
     assert [line.partition(" error: ")[0] for line in lines] == ["program.py:3:", "program.py:4:"], checked.stdout
     assert 'has type "int"' in lines[0]
+
+
+EXAMPLES = sorted((PROJECT / "examples").glob("*.py"))
+
+
+@pytest.mark.timeout(180)
+def test_mypy_accepts_the_examples_from_an_installed_wheel(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "examples").mkdir()
+    for each in EXAMPLES:
+        shutil.copy(each, tmp_path / "examples")
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", tmp_path / "cache"]
+    command += ["--python-executable", installed / "bin/python", "examples"]
+    checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+    assert f"no issues found in {len(EXAMPLES)} source files" in checked.stdout
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.skipif(shutil.which("node") is None, reason="pyright is a program for node, which is not installed")
+def test_pyright_accepts_the_examples_from_an_installed_wheel(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "examples").mkdir()
+    for each in EXAMPLES:
+        shutil.copy(each, tmp_path / "examples")
+    command = [sys.executable, "-m", "pyright", "--pythonpath", installed / "bin/python", "examples"]
+    checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "0 errors" in checked.stdout
 
 
 def test_the_installed_project_has_this_version_and_both_commands() -> None:

@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from qb.testing.running_broker import RunningBroker
 from tests.support.brokers import ROOT as PROJECT
 
 GUIDE = (PROJECT / "docs/PYTHON.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
 FILES = {found[1]: block for block in BLOCKS if (found := re.match(r"# file: (\S+)\n", block))}
 
-pytestmark = pytest.mark.process
+SNIPPETS = [block for block in BLOCKS if not block.startswith("# file: ")]
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 
 @pytest.fixture
@@ -27,9 +30,24 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_guides_tests_pass_with_the_plugin_as_it_is_installed(home: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "test_shop.py"]
+def run(directory: Path, *arguments: str, **environment: str) -> str:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "QB_"))}
-    done = subprocess.run(command, cwd=home, env=kept, capture_output=True, text=True, timeout=50)
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=directory, env=kept | environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{FILES['test_shop.py'].count('def test_')} passed" in done.stdout
+    return done.stdout
+
+
+def test_the_guides_tests_pass_with_the_plugin_as_it_is_installed(home: Path) -> None:
+    shown = run(home, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "test_shop.py")
+    assert f"{FILES['test_shop.py'].count('def test_')} passed" in shown
+
+
+def test_the_guides_blocks_run_one_after_another(tmp_path: Path, qb_broker: RunningBroker) -> None:
+    (tmp_path / "guide.py").write_text("\n".join(SNIPPETS))
+    lines = run(tmp_path, "-W", "error", "guide.py", QB_SERVER_PORT=str(qb_broker.port)).splitlines()
+    assert len(SNIPPETS) >= 6
+    assert lines[0].endswith(" 0 fsynced")
+    assert lines[1] == "3 7"
+    assert len([line for line in lines if re.fullmatch(r"[01] \d", line)]) >= 1, "the group was handed messages"
+    assert lines[-1] == "fsynced"
