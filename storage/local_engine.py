@@ -300,7 +300,8 @@ class LocalEngine:
             for log in kept.logs:
                 log.forget()
         await self._in_thread(self._directories.clear, hidden)  # first, so that a full disk has room for the rest
-        await self.metadata.delete(*self._keys(topic))
+        noted_soon = (key_of(topic, log.partition) for log in kept.logs)  # these may not have been written yet
+        await self.metadata.delete(*self._keys(topic), *noted_soon)
         await self._in_thread(self._directories.remove, hidden)
 
     async def _in_thread(self, work: Callable[..., Result], *arguments: object) -> Result:

@@ -109,6 +109,19 @@ async def test_a_namesake_of_a_deleted_topic_begins_anew(tmp_path: Path) -> None
         assert await everything(engine.log("t", 0)) == [b"new"]
 
 
+async def test_a_namesake_begins_anew_even_if_the_end_of_the_deleted_log_was_still_to_be_written(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path) as engine:
+        await store(engine.log("t", 0), b"of the first")
+        engine._extents.note()
+        await engine.delete_topic("t")
+        await engine.metadata.flush()
+        assert engine.metadata.under(key_of("t")) == {}
+        await engine.create_topic(Topic(topic="t", partitions=1))
+        engine.log("t", 0).check_writable()
+
+
 async def test_without_syncs_no_end_is_noted_since_a_power_cut_may_take_it(tmp_path: Path) -> None:
     async with opened(tmp_path, fsync_on_write=False) as engine:
         await store(engine.log("t", 0), b"x")
