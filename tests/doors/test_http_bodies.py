@@ -45,7 +45,7 @@ def cut(parts: Sequence[bytes], limit: int = 100) -> list[list[tuple[int, bytes]
             async with body.portion() as portion:
                 if portion is None:
                     return found
-                found.append([tuple(line) for line in portion])
+                found.append(list(zip(portion.numbers, portion.texts, strict=True)))
 
     return trio.run(run)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -18,11 +18,11 @@ PORTION_BYTES = 1 << 20
 MOST_LINES = 100_000  # in one request, blank ones included
 
 
-class NumberedLine(NamedTuple):
-    """A line and its number, counted from 1."""
+class LinePortion(NamedTuple):
+    """Lines without the blank ones, and their numbers, counted from 1."""
 
-    number: int
-    text: bytes
+    numbers: Sequence[int]
+    texts: list[bytes]
 
 
 class LineBody:
@@ -44,29 +44,27 @@ class LineBody:
         self._taken = 0  # bytes of the lines that were cut last
 
     @asynccontextmanager
-    async def portion(self) -> AsyncIterator[list[NumberedLine] | None]:
+    async def portion(self) -> AsyncIterator[LinePortion | None]:
         """Lend the next lines, without blank ones, of about PORTION_BYTES or PORTION_LINES; None at the end.
 
         Raises HttpError if a line is too long, if there are too many, or if they do not come; PeerGone.
         """
         lines = await self._next_portion()
-        size = sum(len(line.text) for line in lines or ())
-        async with self._room.of(size):
+        async with self._room.of(self._taken):
             self._parts.peer.took(self._taken)
             self._taken = 0
             yield lines
 
-    async def _next_portion(self) -> list[NumberedLine] | None:
+    async def _next_portion(self) -> LinePortion | None:
         await trio.lowlevel.checkpoint()
-        lines: list[NumberedLine] = []
-        seen = size = 0
-        while seen < PORTION_LINES and size < PORTION_BYTES and await self._read():
-            whole = self._cut(PORTION_LINES - seen)
-            seen += len(whole)
+        lines: list[bytes] = []
+        size = 0
+        while len(lines) < PORTION_LINES and size < PORTION_BYTES and await self._read():
+            whole = self._cut(PORTION_LINES - len(lines))
             size += sum(map(len, whole)) + len(whole)
-            lines += self._numbered(whole)
+            lines += whole
         self._taken = size
-        return lines if seen or await self._read() else None
+        return self._numbered(lines) if lines or await self._read() else None
 
     async def _read(self) -> bool:
         """Wait for more to cut; returns whether there is some. What follows the last newline is a line too."""
@@ -103,8 +101,11 @@ class LineBody:
             error = self._limit.exceeded()
             raise HttpError(error.status, error.code, f"line {self._number + 1} or one after it: {error}")
 
-    def _numbered(self, lines: list[bytes]) -> list[NumberedLine]:
+    def _numbered(self, lines: list[bytes]) -> LinePortion:
         first, self._number = self._number + 1, self._number + len(lines)
         if self._number > MOST_LINES:
             raise HttpError(413, "BODY_TOO_LARGE", f"more than {MOST_LINES} lines in one request; send several")
-        return [NumberedLine(number, line) for number, line in enumerate(lines, first) if line and not line.isspace()]
+        if all(lines) and not any(map(bytes.isspace, lines)):
+            return LinePortion(range(first, first + len(lines)), lines)
+        numbers = [number for number, line in enumerate(lines, first) if line and not line.isspace()]
+        return LinePortion(numbers, [lines[number - first] for number in numbers])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
@@ -124,6 +124,19 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T], where: str = "") -> T:
         raise bad_request(f"{where}{in_words(str(error))[: SHOWN * 2]}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(f"{where}{why_no_json(error, body)}") from None
+
+
+def decode_all(
+    texts: Sequence[bytes], decoder: msgspec.json.Decoder[T], where: Callable[[int], str], first: int
+) -> list[T]:
+    """Return JSON texts as what they have to be. Raises HttpError as decode() does.
+
+    `where` names a text by its index, and `first` is the index of the first one.
+    """
+    if max(map(len, texts), default=0) <= UNCOUNTED:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # found again, and named, below
+            return list(map(decoder.decode, texts))
+    return [decode(text, decoder, where(index)) for index, text in enumerate(texts, first)]
 
 
 def parse_query(query: bytes, kind: type[T]) -> T:

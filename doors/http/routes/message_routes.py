@@ -16,8 +16,8 @@ from qb.core.wire.clock import now_ms
 from qb.core.wire.errors import BrokerError
 from qb.doors.http.reports.http_views import ReceiptView, receipt_view
 from qb.doors.http.requests.http_errors import HttpError, PartlyStored, bad_request, refusal
-from qb.doors.http.requests.line_body import LineBody, NumberedLine
-from qb.doors.http.requests.request_bodies import LINES, RAW, decode
+from qb.doors.http.requests.line_body import LineBody, LinePortion
+from qb.doors.http.requests.request_bodies import LINES, RAW, decode, decode_all
 from qb.doors.http.routes.route_table import Fields, RouteAnswer, RouteCall, RouteRow
 from qb.doors.json_lines.json_answers import iso_time
 
@@ -111,7 +111,7 @@ async def _publish_lines(call: RouteCall, body: LineBody) -> RouteAnswer:
         while more:
             async with body.portion() as lines:
                 more = lines is not None
-                if lines:
+                if lines is not None and lines.texts:
                     stored.append(_items(await _store_lines(call, lines, wait)))
     except PartlyStored as error:
         raise PartlyStored(error.error, _list([*stored, _items(error.stored)])) from None
@@ -120,11 +120,11 @@ async def _publish_lines(call: RouteCall, body: LineBody) -> RouteAnswer:
     return RouteAnswer(b'{"messages":%s}' % _list(stored), 200 if wait else 202)
 
 
-async def _store_lines(call: RouteCall, lines: Sequence[NumberedLine], wait: bool) -> list[ReceiptView]:
+async def _store_lines(call: RouteCall, lines: LinePortion, wait: bool) -> list[ReceiptView]:
     def where(index: int) -> str:
-        return f"line {lines[index].number}: "
+        return f"line {lines.numbers[index]}: "
 
-    return await _store(call, await _outgoing(await _from_lines(lines), where), where, wait=wait)
+    return await _store(call, await _outgoing(await _from_lines(lines, where), where), where, wait=wait)
 
 
 def _items(receipts: object) -> bytes:
@@ -164,12 +164,12 @@ def _from_object(body: PublishBody) -> tuple[list[MessageBody], bool]:
     return [MessageBody(value=body.value, **fields)], True  # type: ignore[arg-type]
 
 
-async def _from_lines(lines: Sequence[NumberedLine]) -> list[MessageBody]:
+async def _from_lines(lines: LinePortion, where: Where) -> list[MessageBody]:
     """Return the messages of lines of JSON. Raises HttpError that names the line."""
     messages: list[MessageBody] = []
-    size = 1 + sum(len(line.text) for line in lines)
-    async for portion in portions(lines, min(AT_ONCE, 1 + len(lines) * BYTES_AT_ONCE // size)):
-        messages += [decode(line.text, _line, f"line {line.number}: ") for line in portion]
+    size = 1 + sum(map(len, lines.texts))
+    async for portion in portions(lines.texts, min(AT_ONCE, 1 + len(lines.texts) * BYTES_AT_ONCE // size)):
+        messages += decode_all(portion, _line, where, len(messages))
     return messages
 
 
@@ -177,14 +177,14 @@ async def _outgoing(messages: Sequence[MessageBody], where: Where) -> list[Outgo
     """Return messages as the broker takes them. Raises HttpError that names the one at fault."""
     outgoing: list[OutgoingMessage] = []
     async for portion in portions(messages):
-        for message in portion:
-            try:
+        try:
+            for message in portion:
                 text, coded = message.value, message.encoding is not None
                 body = b64decode(text, validate=True) if coded else text.encode()
-            except (binascii.Error, ValueError) as error:
-                what = f"value is not {message.encoding or 'text'}: {error}"
-                raise bad_request(f"{where(len(outgoing))}{what}") from None
-            outgoing.append(OutgoingMessage(body, message.partition, message.key, message.headers))
+                outgoing.append(OutgoingMessage(body, message.partition, message.key, message.headers))
+        except (binascii.Error, ValueError) as error:
+            what = f"value is not {message.encoding or 'text'}: {error}"
+            raise bad_request(f"{where(len(outgoing))}{what}") from None
     return outgoing
 
 
