@@ -97,7 +97,9 @@ class LocalEngine:
         self._commit_steps = CommitSteps(self._completions, pace)
         shared = self._files, self._writers, memory, reads, self.measures, self._commit_steps, self._completions
         self._metadata_log, self._notes, self._ends = found.log, found.notes, found.ends
-        self._metadata = MetadataStore(found.log, found.entries, self._writers, self._completions, pace)
+        self._metadata = MetadataStore(
+            found.log, found.entries, self._writers, self._completions, pace, self._commit_steps
+        )
         self.metadata: Metadata = self._metadata
         self._extents = LogExtents(self._metadata, are_durable=settings.fsync_on_write)
         self._shared = LogContext(settings, clock, *shared, pace, self._extents)

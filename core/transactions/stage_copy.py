@@ -7,6 +7,7 @@ which of them it holds. What is held in memory is bounded, whatever the transact
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -148,6 +149,10 @@ class StageCopy:
                     destination.take_in(found)
         if not self.is_complete:
             self.hold()
+
+    def step(self) -> AbstractContextManager[object]:
+        """Return a block in which several copies may begin: each log takes what they give it as one batch."""
+        return self._engine.commit_step(False)
 
     def begin(self) -> None:
         """Look what is missing, and give the logs what the decision itself holds. Raises BrokerError."""

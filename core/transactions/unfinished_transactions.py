@@ -132,8 +132,9 @@ class UnfinishedGroup:
 
 async def _copy(copies: Sequence[StageCopy]) -> None:
     try:
-        for each in copies:
-            each.begin()
+        with copies[0].step():
+            for each in copies:
+                each.begin()
     finally:
         for each in copies:
             await each.wait()

@@ -51,6 +51,11 @@ class CommitSteps:
         for each in waiting:
             self.at_once = each.commit(alone=alone)
 
+    @property
+    def is_open(self) -> bool:
+        """Is this inside a step that was announced?"""
+        return self._open
+
     def commit(self, committer: Committer) -> None:
         """Have a log commit at the end of the step, or now if none was announced."""
         if self._open:

@@ -11,6 +11,7 @@ import msgspec
 import trio
 
 from qb.core.wire.errors import BrokerError, DiskFull, Internal, ShuttingDown
+from qb.storage.commit.commit_step import CommitSteps
 from qb.storage.commit.completions import Completions
 from qb.storage.commit.sync_pace import SyncPace
 from qb.storage.commit.writer_threads import WriterThreads, result_of
@@ -40,11 +41,18 @@ class MetadataStore:
     """Implements qb.storage.engine.Metadata. All methods belong to the event loop, and to the start before it runs."""
 
     def __init__(
-        self, log: MetadataLog, entries: Entries, writers: WriterThreads, completions: Completions, pace: SyncPace
+        self,
+        log: MetadataLog,
+        entries: Entries,
+        writers: WriterThreads,
+        completions: Completions,
+        pace: SyncPace,
+        commit_steps: CommitSteps | None = None,
     ) -> None:
         self._log = log
         self._entries = entries  # what is durable; never changed while a commit is under way
         self._writers, self._completions, self._pace = writers, completions, pace
+        self._commit_steps = commit_steps or CommitSteps(completions, pace)
         self._pending: list[MetadataWrite] = []
         self._lagging: dict[str, MetadataWrite] = {}  # those in _pending that the next put_soon() of a key may change
         self._wanted, self._some_lag = trio.Event(), trio.Event()
@@ -99,11 +107,17 @@ class MetadataStore:
         return write.outcome or 0
 
     def _add(self, write: MetadataWrite) -> None:
-        """Let the next record have this write; it begins when the tasks that can run now have had their turn."""
+        """Let the next record have this write.
+
+        It begins at the end of the step that is open, or when the tasks that can run now have had their turn.
+        """
         for key in write.values:
             self._lagging.pop(key, None)  # so that a later put_soon() comes after this
         self._pending.append(write)
-        self._wanted.set()
+        if self._commit_steps.is_open:
+            self._commit_steps.commit(self)
+        else:
+            self._wanted.set()
 
     # Committing
 
@@ -113,6 +127,11 @@ class MetadataStore:
         if changes:
             self._log.commit(encode_changes(changes.items()), self._entries)
             apply_changes(self._entries, changes)
+
+    def commit(self, *, alone: bool) -> bool:
+        """Begin to write what is pending, at the end of a step."""
+        self._commit()
+        return False
 
     def _commit(self) -> None:
         """Make one record of all that is pending, and begin to write it."""
