@@ -87,7 +87,11 @@ class HttpApp:
         self._paths = PathTable(service.rows)
 
     async def respond(self, request: HttpRequest) -> HttpAnswer | EventStream:
-        """Return what answers a request. Raises PeerGone."""
+        """Return what answers a request. Raises PeerGone.
+
+        Every request of every route passes here with its headers, before anything is looked up or read of its body: the
+        identity of a caller (a token, a cookie) and its rights are to be checked behind check_origin().
+        """
         head = request.head
         found = self._paths.find(head.path)
         try:
