@@ -814,14 +814,17 @@ async def test_a_decided_transaction_whose_stage_is_gone_is_never_shown_in_part(
         assert await all_bodies(await connect(), "t", 4) == FOUR
 
 
-async def test_a_stage_that_has_lost_messages_never_becomes_a_part_of_a_transaction(a_broker, tmp_path):
+@pytest.mark.parametrize(("killed", "code"), [(True, "UNKNOWN_STAGE"), (False, "LOG_DAMAGED")])
+async def test_a_stage_that_has_lost_messages_never_becomes_a_part_of_a_transaction(a_broker, tmp_path, killed, code):
     async with a_broker() as connect:
         stage = await stage_four_in(connect)
     (path,) = (tmp_path / "data" / "staged").iterdir()
     path.write_bytes(path.read_bytes()[:-1])
+    if killed:
+        (tmp_path / "data" / "clean-stop").unlink()
     async with a_broker() as connect:
         peer = await connect()
-        assert await commit(peer, "x", stage) == "UNKNOWN_STAGE"
+        assert await commit(peer, "x", stage) == code
         assert await all_bodies(peer, "t", 4) == [[], [], [], []]
 
 
