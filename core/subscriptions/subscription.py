@@ -226,7 +226,7 @@ class Subscription:
         """Cut a run into parts that each meet a bounded number of the subscriber's leases. Raises NotJoined."""
         return self._state.member(name).portions(partition, run)
 
-    def acks_together(self, name: str, partition: int, runs: Sequence[range]) -> bool:
+    def acks_as_one(self, name: str, partition: int, runs: Sequence[range]) -> bool:
         """Return whether one ack() of all these runs is quick. Raises NotJoined."""
         return bool(self._state.member(name).scattered(partition, runs))
 
