@@ -295,11 +295,13 @@ async def test_an_async_client_raises_in_a_child_and_goes_on_in_the_parent(broke
         assert (await anext(messages)).body == b"1"
         transaction = client.transaction("tx")
         await transaction.__aenter__()
+        stage = await client.begin_transaction("staged")
+        assert stage is not None
 
         def use() -> list[str]:
             calls = [client.publish("t", b"2"), client.publish_many("t", [b"2"]), client.list_topics()]
             calls += [client.connect(), subscriber.wait(), consumer.poll(), consumer.commit()]
-            calls += [transaction.publish("t", b"2"), transaction._stage.finish(), messages.__anext__()]
+            calls += [transaction.publish("t", b"2"), stage.finish(), messages.__anext__()]
             ends = [subscriber.unsubscribe(), client.disconnect(), consumer.close(), messages.aclose()]
             ends += [transaction.__aexit__(KeyError, KeyError(), None)]
             messages.__del__()

@@ -350,7 +350,7 @@ def test_a_wrong_count_is_found_out() -> None:
 
 def test_staging_waits_while_megabytes_are_unanswered_and_gives_up_in_time() -> None:
     deaf = Plan(lose_stages_after=1_000)
-    with scripted(deaf) as broker, BrokerClient(port=broker.port, request_timeout=0.5) as client:
+    with scripted(deaf) as broker, BrokerClient(port=broker.port, request_timeout=3.0) as client:
         stage = client.begin_transaction("t-1")
         assert stage is not None
         megabyte = data_frames("orders", [bytes(1_000)] * 900)
