@@ -183,6 +183,5 @@ async def test_a_connection_that_is_not_used_is_closed_after_a_while(a_broker, m
     monkeypatch.setattr(http_door, "IDLE", 0.01)
     async with a_broker(heartbeat_interval=0.08) as connect:
         peer = await connect.http()
-        await peer.ok("GET", "/health")
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             assert await peer.stream.receive_some() == b""
