@@ -342,3 +342,12 @@ async def test_only_the_broker_writes_to_default_dead_letter_topics(a_broker, wa
         await (await connect.lines()).data("createTopic", topic="s.dead-letters")
         assert words in await way_in(connect, "s.dead-letters", {})
         assert connect.broker.topics.log("s.dead-letters", 0).next_offset == 0
+
+
+async def test_a_topic_made_without_options_is_the_same_through_all_doors(a_broker):
+    async with a_broker() as connect:
+        await (await connect()).call("create_topic", topic="frames")
+        await (await connect.lines()).data("createTopic", topic="lines")
+        await (await connect.http()).ok("POST", "/topics", {"name": "http"}, 201)
+        made = [connect.broker.topics.get(name) for name in ("frames", "lines", "http")]
+    assert [(each.partitions, each.retention_hours, each.retention_bytes) for each in made] == [(1, None, None)] * 3

@@ -23,12 +23,12 @@ async def test_a_topic_is_made_listed_described_and_deleted(a_broker):
     async with a_broker() as connect:
         peer = await connect.http()
         made = await peer.ok("POST", "/topics", {"name": "orders"}, 201)
-        assert (made["name"], made["partitions"], made["messages"]) == ("orders", 4, 0)
-        assert (made["retention_seconds"], made["retention_bytes"]) == (604_800, 1_073_741_824)
+        assert (made["name"], made["partitions"], made["messages"]) == ("orders", 1, 0)
+        assert (made["retention_seconds"], made["retention_bytes"]) == (None, None)
         assert await peer.ok("GET", "/topics") == {"topics": [made]}
         described = await peer.ok("GET", "/topics/orders")
         assert described["topic"] == made
-        assert [each["partition"] for each in described["partitions"]] == [0, 1, 2, 3]
+        assert [each["partition"] for each in described["partitions"]] == [0]
         assert described["partitions"][0]["status"] == "ok"
         assert await peer.ok("DELETE", "/topics/orders") == {"deleted": True}
         assert await peer.ok("GET", "/topics") == {"topics": []}

@@ -29,17 +29,14 @@ from qb.doors.http.streams.event_stream import EventStream
 from qb.doors.http.streams.message_events import parse_event_id
 from qb.storage.engine import LogState, PartitionLog, Topic
 
-PARTITIONS = 4
-RETENTION_SECONDS = 604_800.0
-RETENTION_BYTES = 1 << 30
 Size = Annotated[int, Meta(ge=0, lt=2**53)]
 
 
 class CreateTopicBody(Fields):
     name: str | None = None
-    partitions: Annotated[int, Meta(ge=1, le=100_000)] = PARTITIONS
-    retention_seconds: Annotated[float, Meta(ge=0, lt=2**53)] = RETENTION_SECONDS
-    retention_bytes: Size = RETENTION_BYTES
+    partitions: Annotated[int, Meta(ge=1, le=100_000)] = 1
+    retention_seconds: Annotated[float, Meta(ge=0, lt=2**53)] | None = None
+    retention_bytes: Size | None = None
     replication_factor: Annotated[int, Meta(ge=1, le=1, description="the local engine keeps one copy")] = 1
 
 
@@ -93,9 +90,8 @@ async def create_topic(call: RouteCall) -> RouteAnswer:
     wanted: CreateTopicBody = call.body
     if not wanted.name:
         raise bad_request("Missing topic name")
-    made = await call.broker.topics.create(
-        wanted.name, wanted.partitions, wanted.retention_seconds / HOUR, wanted.retention_bytes
-    )
+    hours = None if wanted.retention_seconds is None else wanted.retention_seconds / HOUR
+    made = await call.broker.topics.create(wanted.name, wanted.partitions, hours, wanted.retention_bytes)
     return RouteAnswer(topic_view(made, _states(call, made)), 201)
 
 
