@@ -132,16 +132,21 @@ def _differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 # What a file describes
 
 
+def _paths(done: Damage) -> list[str]:
+    """Return the damaged file, and the one that it was swapped with."""
+    swapped = done.what.removeprefix("swapped with ") if done.kind == "swap" else done.file
+    return [done.file, swapped]
+
+
 def _describes_all(done: Damage) -> bool:
-    return done.file == "format" or done.file.split("/")[0] == "metadata"
+    return any(path == "format" or path.split("/")[0] == "metadata" for path in _paths(done))
 
 
 def _may_change(done: Damage, about: str) -> bool:
     """May the answer change? A damaged partition stops its topic, and what goes by it."""
     if _describes_all(done):
         return True
-    paths = [done.file, *(word for word in done.what.split() if "/" in word)]
-    return any(_describes(place.split("/"), about.split("/")) for place in paths)
+    return any(_describes(path.split("/"), about.split("/")) for path in _paths(done))
 
 
 def _describes(place: list[str], about: list[str]) -> bool:
