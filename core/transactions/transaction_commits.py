@@ -285,10 +285,12 @@ class TransactionCommits:
 
     async def _try(self, groups: Sequence[UnfinishedGroup]) -> None:
         """Try to finish transactions; those that cannot be finished are tried again later."""
-        async with trio.open_nursery() as others:
-            for group in groups[1:]:
-                others.start_soon(self._try_group, group)
+        if len(groups) == 1:  # mostly: then a nursery would only cost two turns of the event loop
             await self._try_group(groups[0])
+            return
+        async with trio.open_nursery() as nursery:
+            for group in groups:
+                nursery.start_soon(self._try_group, group)
 
     async def _try_group(self, group: UnfinishedGroup) -> None:
         try:
