@@ -57,6 +57,17 @@ def test_a_key_that_is_settled_is_free_to_go_elsewhere() -> None:
     assert bench.deliver() == {"y": [1]}
 
 
+def test_messages_that_were_only_looked_at_do_not_keep_a_key_with_its_subscriber() -> None:
+    bench = keyed("abab", "x", max_in_flight=2)
+    assert bench.deliver() == {"x": [0, 1]}
+    bench.subscription.join("y")
+    assert bench.deliver() == {}, "both keys belong to x, which has no room"
+    bench.ack("x", 0, 1)
+    got = bench.deliver()
+    assert sorted(got) == ["x", "y"], "each has one of the keys now"
+    assert sorted(offset for offsets in got.values() for offset in offsets) == [2, 3]
+
+
 def test_a_failed_message_holds_back_its_key_and_no_other() -> None:
     bench = keyed("aabab", "x")
     assert bench.deliver(at_most=3) == {"x": [0, 1, 2]}
