@@ -148,7 +148,7 @@ def _offer_fresh(state: SubscriptionState, now: float, limit: int | None) -> lis
 def _leave_unread(state: SubscriptionState) -> None:
     """Let the messages that were not looked at be read again when there is room: their bytes are not kept."""
     for cursor in list(state.fresh.values()):
-        cursor.keys_at_hand = []
+        cursor.keys_at_hand = ()
         state.move(cursor, cursor.next, cursor.next)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from qb.core.subscriptions.failures import fail, take_back_followers
-from qb.core.subscriptions.messages.cursor import Cursor, Settlement
+from qb.core.subscriptions.messages.cursor import Cursor
 from qb.core.subscriptions.messages.leases import Lease
 from qb.core.subscriptions.messages.message_records import MessageState
 from qb.core.subscriptions.subscription_options import LONGEST, check_between
@@ -28,7 +28,7 @@ def ack(state: SubscriptionState, name: str, partition: int, runs: Iterable[rang
         left = len(run)
         for lease, part in subscriber.find(partition, run):
             for settled in _settle_leased(state, cursor, lease, part):
-                cursor.settlements.append(Settlement(settled, now, f"acked by {name}"))
+                cursor.note_settlement(settled, now, f"acked by {name}")
                 left -= len(settled)
         if left and cursor.waiting:
             subscriber.looked_at += min(len(run), len(cursor.waiting))
@@ -50,7 +50,7 @@ def _ack_scattered(state: SubscriptionState, cursor: Cursor, leases: list[Lease]
         released = [] if lease.recorded else state.release_scattered(holder, lease, runs)
         if released:
             state.settle_fresh(cursor, (released,))
-            cursor.settlements.append(Settlement(frozenset(released), now, f"acked by {holder.name}"))
+            cursor.note_settlement(frozenset(released), now, f"acked by {holder.name}")
             acked += len(released)
     return acked
 
@@ -72,7 +72,7 @@ def _ack_late(state: SubscriptionState, cursor: Cursor, name: str, run: range, n
     late = [record for record in late if record.holder == name and record.state is not MessageState.DEAD_LETTERING]
     for record in late:
         state.settle(record)
-        cursor.settlements.append(Settlement(range(record.offset, record.offset + 1), now, f"acked by {name}"))
+        cursor.note_settlement(range(record.offset, record.offset + 1), now, f"acked by {name}")
     return len(late)
 
 

@@ -14,7 +14,6 @@ from qb.core.subscriptions import failures, snapshot
 from qb.core.subscriptions import save_urgency as saving
 from qb.core.subscriptions import settlement as settle
 from qb.core.subscriptions import subscription_report as report
-from qb.core.subscriptions.messages.cursor import Settlement
 from qb.core.subscriptions.messages.deadlines import NEVER
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.message_records import MessageRecord, MessageState
@@ -163,7 +162,7 @@ class Subscription:
             raise BadRequest("only a key_shared subscription is offered keys")
         if not first <= cursor.end < first + len(keys):
             return
-        cursor.keys_at_hand += keys[cursor.end - first :]
+        cursor.offer_keys(keys[cursor.end - first :])
         state.move(cursor, cursor.next, first + len(keys))
 
     def advance(self, partition: int, first: int) -> None:
@@ -289,9 +288,7 @@ class Subscription:
         self._state.dead_lettered += 1
         self._state.head_changed = True
         target = self._state.options.dead_letters_of(self._state.name)
-        cursor.settlements.append(
-            Settlement(range(offset, offset + 1), now, f"dead-lettered to {target} ({record.reason})")
-        )
+        cursor.note_settlement(range(offset, offset + 1), now, f"dead-lettered to {target} ({record.reason})")
 
     def dead_letter_failed(self, partition: int, offset: int, now: float) -> None:
         """The dead letter could not be stored: decide() brings it again after a backoff."""

@@ -235,6 +235,6 @@ def _settled(cursor: Cursor, offset: int, now: float) -> str:
         return f"skipped: the subscription begins at offset {cursor.start}"
     if offset < cursor.dropped:
         return "settled, or dropped by retention before it was"
-    if cursor.settlements:
-        return f"settled more than {now - cursor.settlements[0].when:.1f} s ago; by whom is no longer remembered"
+    if (since := cursor.settled_since) is not None:
+        return f"settled more than {now - since:.1f} s ago; by whom is no longer remembered"
     return "settled before the broker started"

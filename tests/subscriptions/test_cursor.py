@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qb.core.subscriptions.messages.cursor import Cursor
 from qb.core.subscriptions.messages.deadlines import NEVER, Deadlines
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.leases import Lease
@@ -145,3 +148,8 @@ def test_a_million_acks_ahead_of_a_stuck_message_take_no_room() -> None:
     (partition,) = bench.subscription.snapshot().partitions
     assert partition.next == 2002
     assert [run.offsets for run in partition.open] == [range(1)]
+
+
+def test_an_idle_cursor_holds_nothing_that_the_garbage_collector_walks() -> None:
+    held = gc.get_referents(Cursor(0, 0))
+    assert [each for each in held if gc.is_tracked(each) and not isinstance(each, type)] == []

@@ -6,7 +6,7 @@ A message below `next` that is neither leased nor waiting is settled: acks need 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple
 
 from qb.core.subscriptions.messages.message_records import MessageRecord
@@ -23,7 +23,25 @@ class Settlement(NamedTuple):
 
 
 class Cursor:
-    """One partition: where fresh messages begin, and each message below that has a record."""
+    """One partition: where fresh messages begin, and each message below that has a record.
+
+    There may be a million of these, most of them idle. An idle one holds nothing that the garbage collector walks: a
+    full collection stops the event loop for as long as it takes.
+    """
+
+    __slots__ = (
+        "_settlements",
+        "dropped",
+        "end",
+        "keys",
+        "keys_at_hand",
+        "leased",
+        "next",
+        "partition",
+        "passed",
+        "start",
+        "waiting",
+    )
 
     def __init__(self, partition: int, start: int) -> None:
         self.partition = partition
@@ -40,19 +58,34 @@ class Cursor:
         # In key_shared, the keys of messages without a record, by offset:
         self.keys: dict[int, str | None] = {}  # those in flight
         self.passed: dict[int, str] = {}  # those that were looked at and could not go out
-        self.keys_at_hand: list[str | None] = []  # the fresh ones from `next` to `end`
-        self.settlements: deque[Settlement] = deque(maxlen=MAX_SETTLEMENTS)
+        self.keys_at_hand: Sequence[str | None] = ()  # the fresh ones from `next` to `end`
+        self._settlements: deque[Settlement] | None = None
 
     def records(self) -> Iterator[MessageRecord]:
         """Return every unsettled message that has a record."""
         yield from self.waiting.values()
         yield from self.leased.values()
 
+    def offer_keys(self, keys: Sequence[str | None]) -> None:
+        """Take in the keys of fresh messages that follow those at hand."""
+        self.keys_at_hand = [*self.keys_at_hand, *keys]
+
     def take_keys(self, count: int) -> list[str | None]:
         """Return the keys of the next fresh messages, which are at hand no longer."""
-        taken, self.keys_at_hand = self.keys_at_hand[:count], self.keys_at_hand[count:]
-        return taken
+        taken, self.keys_at_hand = self.keys_at_hand[:count], self.keys_at_hand[count:] or ()
+        return list(taken)
+
+    def note_settlement(self, offsets: Container[int], when: float, how: str) -> None:
+        """Remember how some messages were settled, and forget the oldest such note if there are many."""
+        if self._settlements is None:
+            self._settlements = deque(maxlen=MAX_SETTLEMENTS)
+        self._settlements.append(Settlement(offsets, when, how))
+
+    @property
+    def settled_since(self) -> float | None:
+        """When the oldest settlement that is remembered was made, or None without one."""
+        return self._settlements[0].when if self._settlements else None
 
     def settlement(self, offset: int) -> Settlement | None:
         """Return how a message was settled, if that is still remembered."""
-        return next((entry for entry in reversed(self.settlements) if offset in entry.offsets), None)
+        return next((entry for entry in reversed(self._settlements or ()) if offset in entry.offsets), None)
