@@ -619,3 +619,13 @@ TestShared = machine(SubscriptionMode.SHARED)
 TestKeyShared = machine(SubscriptionMode.KEY_SHARED)
 TestExclusive = machine(SubscriptionMode.EXCLUSIVE)
 TestFailover = machine(SubscriptionMode.FAILOVER)
+
+
+def test_a_key_that_has_found_its_subscriber_fills_the_window_with_what_is_beyond_its_share() -> None:
+    story = type("Story", (Machine,), {"mode": SubscriptionMode.KEY_SHARED})()
+    story.begin(seed=0)
+    for window in (1, 6, 2):
+        story.join(window=window, announces=False)
+    story.publish(partition=0, keys=[None, "a", "a", "a", "a", "a", "c", "b", "a"])
+    story.publish(partition=0, keys=["a", "a", "b"])
+    story.teardown()

@@ -148,14 +148,18 @@ class KeyOrderedQueue:
         if not self._passed:
             return given
         turns = Turns(round_robin, limit)
-        for member in list(turns.rooms):
-            while (room := turns.room(member)) and (queues := self._passed.get(member)):
-                self._pass_on(list(islice(queues, room)), member, turns, given)
+        self._pass_on_to_owners(turns, given)
         while turns.left and (unowned := self._passed.get(None)):
             share = -(-turns.left // len(unowned))
             self._pass_on([next(iter(unowned))], turns.next(), turns, given, share)
+        self._pass_on_to_owners(turns, given)  # keys that have an owner now may have more than their share
         turns.end()
         return given
+
+    def _pass_on_to_owners(self, turns: Turns, given: PassedOn) -> None:
+        for member in list(turns.rooms):
+            while (room := turns.room(member)) and (queues := self._passed.get(member)):
+                self._pass_on(list(islice(queues, room)), member, turns, given)
 
     def _pass_on(
         self,
