@@ -9,6 +9,8 @@ How a door uses it (every transport has an `unfinished`):
   waits is the beginning of another one. With `size` 0 nothing waits. A door that hands bytes on as they come holds 0.
 - Bytes that are whole and wait for the broker cannot be held against the peer. A door that keeps many of them calls
   `transport.unfinished.postpone(size)`: when there is much of that, peers are read in small pieces.
+- Before it inflates what a peer has sent compressed, it asks `transport.unfinished.has_room_for(size)`, and if there is
+  none it awaits `transport.unfinished.wait_for_room(size)`.
 
 The transport ends it when it is closed.
 """
@@ -18,7 +20,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
+import trio
+
 from qb.core.wire.errors import BrokerError, LimitReached, PeerMisbehaved
+from qb.storage.signals import Signal
 
 FREE = 65_536  # bytes outside the budget, until a peer has sent its first whole frame, line or request head
 
@@ -32,11 +37,16 @@ class InputBudget:
         self.deadline = deadline
         self.held = 0
         self.postponed = 0
+        self.room = Signal()  # set when less is held, or postponed
         self._waiting: dict[UnfinishedInput, None] = {}  # the one that began first comes first
 
     def is_tight(self) -> bool:
         """Say whether peers together hold so much that little should be read of each."""
         return self.held + self.postponed > self.limit
+
+    def has_room_for(self, size: int) -> bool:
+        """Say whether so many bytes more may be held."""
+        return self.held + self.postponed + size <= self.limit
 
     def look(self, now: float) -> None:
         """Called now and then: refuse peers whose time is over. Only differences of `now` matter."""
@@ -50,6 +60,8 @@ class InputBudget:
     def account(self, peer: UnfinishedInput, size: int, charge: int, anew: bool) -> None:
         """A peer holds `size` bytes from now on, of which `charge` count."""
         self.held += charge - peer.charged
+        if charge < peer.charged:
+            self.room.set()
         peer.charged = charge
         if anew or not size:
             self._waiting.pop(peer, None)
@@ -97,7 +109,23 @@ class UnfinishedInput:
     def postpone(self, size: int) -> None:
         """Now `size` bytes of whole frames, lines or requests wait for the broker to handle them."""
         self._budget.postponed += size - self._postponed
+        if size < self._postponed:
+            self._budget.room.set()
         self._postponed = size
+
+    def has_room_for(self, size: int) -> bool:
+        """Say whether so many bytes more may be held, by this peer or others."""
+        return self._budget.has_room_for(size)
+
+    async def wait_for_room(self, size: int) -> None:
+        """Return when there is room for so many bytes. Raises LimitReached if there is none for too long."""
+        limit = self._budget.limit
+        with trio.move_on_after(self._budget.deadline if size <= limit else 0):
+            while not self.has_room_for(size):
+                await self._budget.room.wait()
+            return
+        text = f"the broker has no room to inflate {size} bytes"
+        raise LimitReached(text, int(limit), "QB_MAX_UNFINISHED_BYTES")
 
     def end(self, error: BrokerError) -> None:
         """Hold nothing any more, and refuse the peer."""

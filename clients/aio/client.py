@@ -45,6 +45,8 @@ class AsyncBrokerClient(
         idempotent: Publish with numbers, so that what is sent again is stored once.
         servers: Several addresses, in place of host and port: the first that answers is used, and the next when its
             connection is lost.
+        compression: "zstd" or "lz4": what is published many at a time, delivered or fetched travels compressed, if the
+            broker agrees. It needs the extra `qb-broker[compression]`.
         connect_wait: Seconds that the `async with` block tries to connect before it raises BrokerUnavailable; with 0 it
             raises at the first failure.
 
@@ -65,18 +67,19 @@ class AsyncBrokerClient(
         idempotent: bool = True,
         servers: Sequence[str] = (),
         connect_wait: float = 0.0,
+        compression: str | None = None,
     ) -> None:
         self._servers = addresses_of(host, port, servers)
         self.client_id = client_id
         self._request_timeout, self._connect_wait = request_timeout, connect_wait
         self._heartbeat_interval, self._idempotent = heartbeat_interval, idempotent
-        self._routes = TopicRoutes()
+        self._routes, self._compression = TopicRoutes(), compression
         self._begin()
         call_in_child(self, AsyncBrokerClient._begin_in_child)
 
     def _begin(self) -> None:
         """Start out without a connection, a producer id and anything in flight."""
-        self._conversation = Conversation(self.client_id, idempotent=self._idempotent)
+        self._conversation = Conversation(self.client_id, idempotent=self._idempotent, compression=self._compression)
         self._background = AsyncBackground()
         self._link = AsyncLink(
             self._servers,

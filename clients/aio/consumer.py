@@ -49,6 +49,8 @@ class AsyncConsumer(AsyncConsumerIteration):
         rebalance_timeout: Seconds that members have to finish their messages when partitions move.
         request_timeout: Seconds that a call waits for the broker.
         heartbeat_interval: Seconds of silence on the connection after which the broker is asked for a sign of life.
+        compression: "zstd" or "lz4": what is fetched travels compressed, if the broker agrees. It needs the extra
+            `qb-broker[compression]`.
 
     Raises:
         ValueError: An argument makes no sense.
@@ -79,6 +81,7 @@ class AsyncConsumer(AsyncConsumerIteration):
         rebalance_timeout: float = 60.0,
         request_timeout: float = 30.0,
         heartbeat_interval: float = 30.0,
+        compression: str | None = None,
     ) -> None:
         options = checked_options(
             group_id,
@@ -92,7 +95,7 @@ class AsyncConsumer(AsyncConsumerIteration):
             FetchTerms(max_bytes, max_wait_ms / 1000, min_bytes),
         )
         self._member = AsyncConsumerMembership(
-            options, addresses_of(host, port, servers), client_id, request_timeout, heartbeat_interval
+            options, addresses_of(host, port, servers), client_id, request_timeout, heartbeat_interval, compression
         )
         self._most = max_poll_records
         self._handler: Callable[[Message], Awaitable[object]] | None = None  # of from_config()

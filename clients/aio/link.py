@@ -132,17 +132,19 @@ class AsyncLink:
         waiter: AsyncAnswers,
         deadline: float,
         check: Callable[[], None] = lambda: None,
+        codec: str | None = None,
     ) -> UnackedBatch:
         """Send the bodies; `waiter.release()` is called when all are answered. Waits for connection and room.
 
+        `codec`: what they are compressed with, in place of the one of the conversation.
         Raises BrokerUnavailable, RequestTimedOut, or what `check` raises when the turn has come; nothing was sent
         then, nor if cancelled.
         """
 
         def compose() -> tuple[UnackedBatch, Frames]:
             check()
-            batch = self._conversation.publish(form, bodies, waiter)
-            return batch, batch.data
+            batch = self._conversation.publish(form, bodies, waiter, codec)
+            return batch, self._conversation.to_send(batch)
 
         return await self.transmit(compose, deadline)
 

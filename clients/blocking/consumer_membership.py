@@ -40,6 +40,7 @@ class ConsumerMembership:
         client_id: str | None,
         request_timeout: float,
         heartbeat_interval: float,
+        compression: str | None,
     ) -> None:
         self._options, self._request_timeout = options, request_timeout
         self.state = ConsumerState(options)
@@ -49,7 +50,7 @@ class ConsumerMembership:
         self._failure: Exception | None = None  # of the keeper: a fault of ours
         self._ask: ConsumerRequest | None = None  # what the keeper sends next
         self._background = Background()
-        self._conversation = Conversation(client_id, idempotent=False)
+        self._conversation = Conversation(client_id, idempotent=False, compression=compression)
         self._fetcher = Fetcher(self.state.assigned, self._conversation)
         self._make_link = partial(
             Link, servers, self._conversation, self._background, heartbeat_interval=heartbeat_interval

@@ -142,17 +142,19 @@ class Link:
         waiter: Answers,
         deadline: float,
         check: Callable[[], None] | None = None,
+        codec: str | None = None,
     ) -> UnackedBatch:
         """Send the bodies; `waiter.release()` is called when all are answered. Waits for connection and room.
 
+        `codec`: what they are compressed with, in place of the one of the conversation.
         Raises BrokerUnavailable, RequestTimedOut, or what `check` raises when the turn has come; nothing was sent then.
         """
 
         def compose() -> tuple[UnackedBatch, Frames]:
             if check is not None:
                 check()
-            batch = self._conversation.publish(form, bodies, waiter)
-            return batch, batch.data
+            batch = self._conversation.publish(form, bodies, waiter, codec)
+            return batch, self._conversation.to_send(batch)
 
         return self.transmit(compose, deadline)
 

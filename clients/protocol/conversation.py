@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from qb.clients.client_compression import ClientCompression
 from qb.clients.protocol.client_errors import (
     ConnectionLost,
     OffsetOutOfRange,
@@ -51,7 +52,7 @@ MAX_FRAME = 256 * 1024 * 1024  # longer than any broker sends: a peer that claim
 LONG_FRAME = 128 * 1024  # one that is longer gets a buffer of its own, which is read into and not copied again
 
 
-ACK = int(MessageType.ACK)
+ACK, COMPRESSED = int(MessageType.ACK), int(MessageType.COMPRESSED)
 _STORED = re.compile(
     rb"status=success\0topic=[A-Za-z0-9._-]+\0partition=(\d{1,20})\0offset=(\d{1,20})\0"
     rb"durability=([a-z]+)\0count=(\d{1,20})\0(duplicate=true\0)?"
@@ -115,7 +116,9 @@ class Conversation:
         idempotent: bool = True,
         window_numbers: int = WINDOW_NUMBERS,
         window_bytes: int = WINDOW_BYTES,
+        compression: str | None = None,
     ) -> None:
+        self.compression = ClientCompression(compression)
         self.max_message_size = 2**32 - 1  # until the broker says
         self.transaction_bytes = 0  # that a TRANSACTION frame may carry; 0: the broker is not known to take one
         self.producer_id: int | None = None
@@ -134,7 +137,7 @@ class Conversation:
     def open(self) -> bytes:
         """Return what to send first on a new connection."""
         self._buffer, self._position, self._long = bytearray(), 0, None
-        properties = {"protocol": PROTOCOL}
+        properties = {"protocol": PROTOCOL, **self.compression.hello()}
         if self._client_id is not None:
             properties["client_id"] = self._client_id
         if self._idempotent:
@@ -146,7 +149,8 @@ class Conversation:
 
     def unanswered(self) -> list[Frames]:
         """Return what to send again after Welcome, in order and byte for byte."""
-        return self._window.unanswered() + self._staged.unanswered()
+        unanswered = self._window.unanswered() + self._staged.unanswered()
+        return [self.compression.packed(codec, frames, number) for codec, frames, number in unanswered]
 
     def lost(self) -> list[UnackedBatch]:
         """Note that the connection is gone; return the batches whose fate cannot be found out any more.
@@ -195,17 +199,29 @@ class Conversation:
         """Are publishes on their way?"""
         return not self._window.is_empty
 
-    def publish(self, form: PublishForm, bodies: Sequence[bytes], waiter: Any = None) -> UnackedBatch:
-        """Number the bodies and return them as a batch whose `data` is to be sent, in the order of these calls."""
-        batch = UnackedBatch(self._next_publish, len(bodies), form.frames(self._next_publish, bodies), waiter)
+    def publish(
+        self, form: PublishForm, bodies: Sequence[bytes], waiter: Any = None, codec: str | None = None
+    ) -> UnackedBatch:
+        """Number the bodies and return them as a batch, which is to be sent as to_send(), in the order of these calls.
+
+        `codec`: what it is compressed with, in place of the one of the conversation.
+        """
+        data, codec = form.frames(self._next_publish, bodies), codec or self.compression.codec
+        batch = UnackedBatch(self._next_publish, len(bodies), data, waiter, codec)
         self._next_publish += batch.count
         self._window.add(batch)
         return batch
 
+    def to_send(self, batch: UnackedBatch) -> Frames:
+        """Return a batch as it travels on the connection that there is now."""
+        if batch.codec is None:
+            return batch.data
+        return self.compression.packed(batch.codec, batch.data, batch.first)
+
     def stage(self, properties: Mapping[str, str], frames: Body, waiter: Any = None) -> UnackedBatch:
-        """Return a STAGE frame as a batch of one whose `data` is to be sent."""
+        """Return a STAGE frame as a batch of one, which is to be sent as to_send()."""
         number, data = self.compose(MessageType.STAGE, properties, frames)
-        batch = UnackedBatch(number, 1, data, waiter)
+        batch = UnackedBatch(number, 1, data, waiter, self.compression.codec)
         self._staged.add(batch)
         return batch
 
@@ -245,6 +261,8 @@ class Conversation:
             if complete := self._window.answer(stored):
                 return PublishesSettled(complete)
         while (frame := self._next_frame()) is not None:
+            if frame.type == COMPRESSED:
+                frame = self.compression.inflated(frame)
             read = _READERS.get(frame.type)
             event = read(self, frame) if read else PushedFrame(frame)
             if event is not None:
@@ -323,6 +341,7 @@ class Conversation:
             return TurnedAway(error)
         self.max_message_size = _number(frame, "max_message_size")
         self.transaction_bytes = _number(frame, "transaction_bytes") if "transaction_bytes" in frame.properties else 0
+        self.compression.welcomed(frame.properties, self.max_message_size)
         uncertain = self._continue_as(frame) if self._idempotent else ()
         return Welcome(frame.properties.get("server", "unknown"), uncertain)
 

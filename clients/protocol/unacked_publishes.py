@@ -52,12 +52,13 @@ Answer = StoredPublishes | HeldStageFrame | RefusedPublishes
 class UnackedBatch:
     """Publishes with consecutive numbers, sent together by one caller; or one STAGE frame."""
 
-    __slots__ = ("_answered", "answers", "count", "data", "first", "left", "waiter")
+    __slots__ = ("_answered", "answers", "codec", "count", "data", "first", "left", "waiter")
 
-    def __init__(self, first: int, count: int, data: Frames, waiter: Any = None) -> None:
+    def __init__(self, first: int, count: int, data: Frames, waiter: Any = None, codec: str | None = None) -> None:
         self.first, self.count, self.data = first, count, data
         self.left = count  # how many are not answered yet
         self.answers: list[Answer] = []
+        self.codec = codec  # that compresses it on its way
         self.waiter = waiter  # belongs to the caller that sent the batch
         self._answered = bytearray(count)  # 1 for each number that has its answer
 
@@ -196,9 +197,9 @@ class UnackedPublishes:
             batch.answer(RefusedPublishes(batch.first, batch.count, error))
         return batches
 
-    def unanswered(self) -> list[Frames]:
-        """Return all that has to be sent again on a new connection, in order."""
-        return [batch.unanswered() for batch in self._batches]
+    def unanswered(self) -> list[tuple[str | None, Frames, int]]:
+        """Return all that has to be sent again on a new connection, in order: codec, frames, the first's number."""
+        return [(batch.codec, batch.unanswered(), batch.first + batch.first_unanswered) for batch in self._batches]
 
     def _forget(self, at: int) -> None:
         self._bytes -= len(self._batches[at].data)

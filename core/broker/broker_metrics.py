@@ -18,4 +18,6 @@ class BrokerMetrics:
         self.connections_accepted: Counter[str] = Counter()
         self.connections_refused: Counter[str] = Counter()
         self.requests: Counter[tuple[str, str, int]] = Counter()  # over HTTP, by method, route and status
+        self.compressed_bytes: Counter[str] = Counter()  # on the wire, "in" and "out"
+        self.inflated_bytes: Counter[str] = Counter()  # what they stand for
         self.event_loop = LoopWatch()

@@ -37,6 +37,7 @@ class MessageType(IntEnum):
     FETCH = 21
     STAGE = 22
     TRANSACTION = 23
+    COMPRESSED = 24
     SEAL = 32
 
 

@@ -6,6 +6,7 @@ from qb.core.pacing import spend
 from qb.core.push.delivery_sinks import FULL, PushedRun
 from qb.core.wire.clock import now_ms
 from qb.core.wire.frames import MessageType, data_frames, encode_frame, encode_head
+from qb.doors.binary.peer_compression import Pack
 from qb.doors.delivery_receipts import DeliveryReceipts
 from qb.doors.transport import Transport
 
@@ -15,8 +16,9 @@ class DeliverSink:
 
     settles_at_once = False
 
-    def __init__(self, name: str, transport: Transport) -> None:
+    def __init__(self, name: str, transport: Transport, pack: Pack) -> None:
         self.name = name
+        self._pack = pack
         self.settled = 0  # the number of the last SETTLE seen
         self._transport = transport
 
@@ -32,7 +34,7 @@ class DeliverSink:
         if delivery.suspects:
             properties += "suspects=true\0"
         head = encode_head(MessageType.DELIVER, 0, now_ms(), properties.encode(), len(delivery.frames))
-        self._transport.send(head, delivery.frames)
+        self._transport.send(*self._pack(head, delivery.frames))
 
     def removed(self, subscription_id: str, reason: str) -> None:
         self._transport.send(_removal(subscription_id, reason))

@@ -28,6 +28,7 @@ from qb.doors.binary.methods import (
     arguments_from_text,
     call,
 )
+from qb.doors.binary.peer_compression import PeerCompression
 from qb.doors.binary.publish_runs import PublishRuns
 from qb.doors.binary.replies import success, success_head
 from qb.doors.transport import Transport
@@ -48,12 +49,14 @@ class FrameRequests:
         transport: Transport,
         publishing: PublishRuns,
         subscribing: JoinedSubscriptions,
+        compression: PeerCompression,
         name: str,
     ) -> None:
         self._broker = broker
         self._transport = transport
         self._publishing = publishing
         self._subscribing = subscribing
+        self._compression = compression
         self._fetching = trio.Lock()
         self.name = name  # how the log calls the peer; from its first request with a client id on, by that
         self.is_first = True  # is the frame that is carried out the first of its connection?
@@ -79,6 +82,7 @@ class FrameRequests:
         wanted = frame.properties.get("producer_id")
         if wanted is not None:
             answer |= await self._publishing.continue_as(wanted, frame.properties.get("producer_secret"))
+        answer |= self._compression.agree(frame)
         self._publishing.answer_in_runs()
         self._subscribing.fast = True
         self._introduce(frame)
@@ -135,7 +139,8 @@ class FrameRequests:
         state = {"offset": str(chunk.first_offset), "count": str(len(chunk.positions))}
         index = marks_of(chunk) if wanted.bulk else index_of(chunk) if wanted.index else b""
         frames = chunk.view
-        self._transport.send(success_head(frame, state, len(index) + len(frames)), index, frames)
+        head = success_head(frame, state, len(index) + len(frames))
+        self._transport.send(*await self._compression.answered(head, index, frames))
         return b""
 
     async def _transaction(self, frame: Frame) -> bytes:

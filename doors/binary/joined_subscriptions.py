@@ -13,6 +13,7 @@ from qb.core.push.subscription_manager import SubscriptionManager
 from qb.core.wire.errors import BadRequest, NotJoined
 from qb.core.wire.frames import Frame
 from qb.doors.binary.deliver_frames import BasicSink, DeliverSink
+from qb.doors.binary.peer_compression import Pack, unpacked
 from qb.doors.binary.settle_requests import advance, carry_out, decode_settle
 from qb.doors.delivery_receipts import AwaitedDelivery, DeliveryReceipts
 from qb.doors.transport import Transport
@@ -29,9 +30,10 @@ def narrow(window: int | None) -> int:
 class JoinedSubscriptions:
     """What one peer has joined."""
 
-    def __init__(self, manager: SubscriptionManager, transport: Transport) -> None:
+    def __init__(self, manager: SubscriptionManager, transport: Transport, pack: Pack = unpacked) -> None:
         self._manager = manager
         self._transport = transport
+        self._pack = pack
         self._joined: dict[str, tuple[ActiveSubscription, DeliverySink]] = {}
         self.receipts = DeliveryReceipts(transport, self._received, self._renew)
         self.fast = False
@@ -48,7 +50,7 @@ class JoinedSubscriptions:
 
     def join(self, subscription_id: str, member: str, window: int | None, announces: bool) -> Mapping[str, str]:
         """Join; deliveries start after the caller has had the chance to answer. Raises SubscriptionBusy, BadRequest."""
-        sink: DeliverySink = DeliverSink(member, self._transport)
+        sink: DeliverySink = DeliverSink(member, self._transport, self._pack)
         if not self.fast:
             sink, window = BasicSink(member, self._transport, self.receipts), narrow(window)
         active = self.join_with(sink, subscription_id, window, announces)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from qb.core.wire.compression.compressed_frames import Inflater
 from qb.core.wire.errors import BadRequest, BrokerError, PeerMisbehaved, UnknownType
 from qb.core.wire.frames import (
     HEAD,
@@ -43,6 +44,7 @@ _REQUESTS = frozenset(MessageType) - {
     MessageType.SEAL,
     MessageType.PUBLISH,
 }
+_COMPRESSIBLE = (PUBLISH, STAGE)  # what a COMPRESSED frame may hold
 
 
 class PublishRun(NamedTuple):
@@ -68,7 +70,13 @@ class RefusedFrame(NamedTuple):
     error: BrokerError
 
 
-Event = Frame | PublishRun | StageFrame | RefusedFrame
+class InflatedPortion(NamedTuple):
+    """A portion of a COMPRESSED frame was inflated: its frames are the next events."""
+
+    size: int
+
+
+Event = Frame | PublishRun | StageFrame | RefusedFrame | InflatedPortion
 
 
 @lru_cache(maxsize=256)
@@ -88,9 +96,17 @@ class ServerConnection:
         self._routes = PublishRoutes()
         self._last_route: tuple[bytes, Route | None] = b"", None  # properties of the last publish, and their route
         self._closed = False
+        self._inflater: Inflater | None = None  # of a COMPRESSED frame: `_unread` has what it gives, then `_behind`
+        self._behind = bytearray()
 
     def receive(self, data: bytes | memoryview) -> None:
         """Keep bytes for next_event() to parse."""
+        if self._inflater is not None:
+            self._behind += data
+            return
+        self._append(data)
+
+    def _append(self, data: bytes | memoryview) -> None:
         if self._at == len(self._unread):
             self._unread, self._at = bytearray(data), 0
             return
@@ -101,16 +117,40 @@ class ServerConnection:
 
     @property
     def unread(self) -> int:
-        """How many received bytes are not yet part of an event."""
-        return len(self._unread) - self._at
+        """How many received or inflated bytes are not yet part of an event."""
+        unread = len(self._unread) - self._at
+        return unread if self._inflater is None else unread + self._inflater.left + len(self._behind)
 
     def discard(self) -> None:
         """Let go of what has come, and take nothing more."""
         self._unread, self._at, self._closed = bytearray(), 0, True
+        self._behind, self._inflater = bytearray(), None
+
+    def inflate(self, inflater: Inflater) -> None:
+        """Return the frames of a COMPRESSED frame, which was the last event, before what was received behind it."""
+        self._behind = self._unread[self._at :]
+        self._unread, self._at, self._inflater = bytearray(), 0, inflater
+
+    def _inflate_more(self) -> Event | None:
+        """The frames that are here are done with: inflate more of them, or go on with what was received behind."""
+        if self._inflater is None or self._closed:
+            return None
+        try:
+            if self._inflater.left:
+                portion = self._inflater.read()
+                self._append(portion)
+                return InflatedPortion(len(portion))
+            if self._at < len(self._unread):
+                raise PeerMisbehaved("a compressed frame does not hold whole frames")
+        except PeerMisbehaved:
+            self._closed = True
+            raise
+        self._unread, self._at, self._inflater, self._behind = self._behind, 0, None, bytearray()
+        return self.next_event()
 
     def peek_number(self) -> int:
         """Return the sequence number of the frame at the front, or 0 if it has not arrived."""
-        return HEAD.unpack_from(self._unread, self._at)[2] if self.unread >= HEAD.size else 0
+        return HEAD.unpack_from(self._unread, self._at)[2] if len(self._unread) - self._at >= HEAD.size else 0
 
     def next_event(self) -> Event | None:
         """Return the next event, or None if it needs more bytes.
@@ -120,7 +160,7 @@ class ServerConnection:
         buffer, at = self._unread, self._at
         unread = len(buffer) - at
         if unread < LENGTH.size or self._closed:
-            return None
+            return self._inflate_more()
         if unread >= OVERHEAD:
             # A publish with properties that were seen before, which most frames are.
             total, kind, number, timestamp, length = _head_at(buffer, at)
@@ -139,7 +179,7 @@ class ServerConnection:
             (total,) = LENGTH.unpack_from(buffer, at)
             if not OVERHEAD <= total <= self._max_frame:
                 raise PeerMisbehaved(f"total_length {total} is not between {OVERHEAD} and {self._max_frame}")
-            return self._event() if unread >= total else None
+            return self._event() if unread >= total else self._inflate_more()
         except PeerMisbehaved:
             self._closed = True
             raise
@@ -148,6 +188,8 @@ class ServerConnection:
         """Return what the whole frame at the front is."""
         total, kind, number, timestamp, properties_length = HEAD.unpack_from(self._unread, self._at)
         body_length = total - OVERHEAD - properties_length
+        if self._inflater is not None and kind not in _COMPRESSIBLE:
+            raise PeerMisbehaved(f"a compressed frame holds a frame of type {kind}, not PUBLISH or STAGE frames alone")
         if kind == STAGE and properties_length <= MAX_PROPERTIES:
             return self._stage_frame(total, number, properties_length, body_length)  # its messages have the limit
         excess = too_large(body_length, properties_length, self._max_body)

@@ -11,14 +11,16 @@ import trio
 from qb.core.broker.message_broker import MessageBroker
 from qb.core.pacing import must_give_way, working_on
 from qb.core.wire.clock import now_ms
+from qb.core.wire.compression.compressed_frames import Inflater
 from qb.core.wire.errors import REPLIES, BrokerError, Internal
 from qb.core.wire.frames import PROBE, Frame, MessageType, encode_frame
 from qb.doors.binary.frame_requests import QUEUED_LIMIT, FrameRequests
 from qb.doors.binary.joined_subscriptions import JoinedSubscriptions
 from qb.doors.binary.methods import SLOW_METHODS
+from qb.doors.binary.peer_compression import PeerCompression
 from qb.doors.binary.publish_runs import PublishRuns
 from qb.doors.binary.replies import refusal
-from qb.doors.binary.server_connection import PublishRun, RefusedFrame, ServerConnection, StageFrame
+from qb.doors.binary.server_connection import InflatedPortion, PublishRun, RefusedFrame, ServerConnection, StageFrame
 from qb.doors.binary.stage_requests import StageRequests
 from qb.doors.peer_life import PeerLife
 from qb.doors.transport import Transport
@@ -42,8 +44,9 @@ class Session:
         self._connection = ServerConnection(broker.settings.server.max_message_size)
         self._publishing = PublishRuns(broker, self._connection, transport.send)
         self._staging = StageRequests(broker, transport.send)
-        self._subscribing = JoinedSubscriptions(broker.subscriptions, transport)
-        self._requests = FrameRequests(broker, transport, self._publishing, self._subscribing, name)
+        self._compression = PeerCompression(broker.metrics, broker.settings.server.max_message_size)
+        self._subscribing = JoinedSubscriptions(broker.subscriptions, transport, self._compression.pushed)
+        self._requests = FrameRequests(broker, transport, self._publishing, self._subscribing, self._compression, name)
         transport.has_emptied = self._subscribing.has_room
         transport.unfinished.refuse = self._break_off
         self._events = 0
@@ -188,20 +191,41 @@ class Session:
                 return trio.lowlevel.checkpoint
         return partial(self._transport.wait_for_room, QUEUED_LIMIT)
 
-    def _handle(self, event: Frame | StageFrame | RefusedFrame) -> Wait | None:
+    def _handle(self, event: Frame | StageFrame | RefusedFrame | InflatedPortion) -> Wait | None:
         """Handle one event; returns what must be waited for, if anything."""
         if isinstance(event, RefusedFrame):
             self._transport.send(refusal(event.number, event.error))
         elif isinstance(event, StageFrame):
             return partial(self._staging.stage, event)
+        elif isinstance(event, InflatedPortion):
+            return None
         elif event.type == MessageType.SETTLE:
             return self._settle(event)
+        elif event.type == MessageType.COMPRESSED:
+            return self._inflate(event)
         elif _may_take_long(event) and self._waiting.total() < MAX_WAITING:
             self._waiting[event.type] += 1
             self._answers.start_soon(self._answer_apart, event)
         else:
             return partial(self._answer, event)
         return None
+
+    def _inflate(self, frame: Frame) -> Wait | None:
+        """Have the frames in a COMPRESSED frame come next; returns the wait for room, if there is none."""
+        try:
+            inflater = self._compression.inflater(frame)
+        except BrokerError as error:
+            self._refuse(frame, error)
+            return None
+        if not self._transport.unfinished.has_room_for(inflater.left):
+            return partial(self._inflate_when_there_is_room, inflater)
+        self._connection.inflate(inflater)
+        return None
+
+    async def _inflate_when_there_is_room(self, inflater: Inflater) -> None:
+        await self._transport.unfinished.wait_for_room(inflater.left)
+        self._connection.inflate(inflater)
+        self._transport.unfinished.postpone(self._connection.unread)
 
     async def _answer_apart(self, frame: Frame) -> None:
         """Answer in a task of its own what may take long: the requests behind it shall not wait."""

@@ -49,7 +49,9 @@ def test_the_first_use_connects(scripted: ScriptedBroker) -> None:
     assert scripted.connections == 0
     assert client.ping() > 0
     client.disconnect()
-    assert scripted.hellos == [{"protocol": "1", "client_id": "tester", "producer_id": "new"}]
+    assert scripted.hellos == [
+        {"protocol": "1", "compression": "zstd,lz4", "client_id": "tester", "producer_id": "new"}
+    ]
 
 
 def test_disconnecting_does_not_wait_for_a_thread_that_stands_aside(

@@ -34,6 +34,7 @@ from qb.core.wire.errors import Code, PeerMisbehaved
 from qb.core.wire.frames import PROBE, MessageType, decode_frame, encode_frame, frame_length
 from qb.doors.binary import replies
 
+OFFER = {"compression": "zstd,lz4"}
 FORM = PublishForm("orders")
 
 
@@ -121,7 +122,7 @@ def test_the_first_hello_asks_for_a_new_producer_and_later_ones_continue_as_it()
     conversation = Conversation("me")
     first = decode_frame(conversation.open())
     assert first.type == MessageType.HELLO
-    assert first.properties == {"protocol": "1", "client_id": "me", "producer_id": "new"}
+    assert first.properties == {"protocol": "1", **OFFER, "client_id": "me", "producer_id": "new"}
     welcomed(conversation, producer_id=42)
     assert decode_frame(conversation.open()).properties["producer_id"] == "42"
     assert conversation.max_message_size == 1000
@@ -154,11 +155,18 @@ def test_a_producer_whose_secret_is_refused_is_not_asked_for_again() -> None:
     hello = decode_frame(conversation.open())
     events(conversation, refused(hello.sequence_number, "PRODUCER_FENCED"))
     assert conversation.lost() == [batch]
-    assert decode_frame(conversation.open()).properties == {"protocol": "1", "producer_id": "new"}
+    assert decode_frame(conversation.open()).properties == {
+        "protocol": "1",
+        **OFFER,
+        "producer_id": "new",
+    }
 
 
 def test_without_idempotence_no_producer_id_is_asked_for() -> None:
-    assert decode_frame(Conversation(idempotent=False).open()).properties == {"protocol": "1"}
+    assert decode_frame(Conversation(idempotent=False).open()).properties == {
+        "protocol": "1",
+        **OFFER,
+    }
 
 
 def test_a_refused_hello_turns_the_client_away() -> None:

@@ -9,7 +9,8 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 from trio.testing import wait_all_tasks_blocked
 
-from qb.core.wire.frames import MessageType
+from qb.core.wire.compression.compressed_frames import compress
+from qb.core.wire.frames import MessageType, decode_frame, encode_frame
 from qb.doors.http.reports.prometheus import collect
 from qb.storage.measures import Histogram
 from tests.support.brokers import ROOT
@@ -66,6 +67,24 @@ async def test_published_messages_are_counted_by_topic_whichever_door_they_come_
         assert sum(ends) == 5
         assert seen("qb_log_segments", topic="t", partition="0") == 1
         assert seen("qb_log_healthy", topic="t", partition="0") == 1
+
+
+async def test_what_compression_spares_is_counted_both_ways(a_broker):
+    frames = b"".join(encode_frame(MessageType.PUBLISH, n, 0, {"topic": "t"}, b"tea" * 9) for n in range(1, 501))
+    async with a_broker() as connect:
+        http, peer = await connect.http(), await connect()
+        await http.ok("POST", "/topics", {"name": "t"}, 201)
+        await peer.ask(MessageType.HELLO, 1, protocol="1", compression="zstd", compressed_answers="zstd")
+        sent = compress("zstd", (frames,), 1)
+        await peer.stream.send_all(sent)
+        assert (await peer.receive()).properties["count"] == "500"
+        await peer.send(MessageType.FETCH, 9, topic="t", offset="0")
+        received = await peer.receive()
+        seen = await look(http)
+        assert seen("qb_inflated_bytes_total", direction="in") == len(frames)
+        assert seen("qb_compressed_bytes_total", direction="in") == len(decode_frame(sent).body)
+        assert seen("qb_inflated_bytes_total", direction="out") == int(received.properties["size"])
+        assert seen("qb_compressed_bytes_total", direction="out") < len(received.body) + 100
 
 
 async def test_commits_and_latencies_are_counted(a_broker):

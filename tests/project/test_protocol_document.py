@@ -168,6 +168,22 @@ FAST: list[Step] = [
 ]
 
 
+def zstd(data: bytes) -> bytes:
+    """Return a frame of zstd with one raw block: the same bytes whichever version of the package there is."""
+    return bytes.fromhex("28b52ffd20") + bytes([len(data)]) + (len(data) << 3 | 1).to_bytes(3, "little") + data
+
+
+PUBLISHED = b"".join(encode_frame(T.PUBLISH, n, NOON, {"topic": "orders", "partition": "1"}, b"e") for n in (1, 2))
+COMPRESSING: list[Step] = [
+    ("Hello, offering compression", [encode_frame(T.HELLO, 2**63, NOON, {"protocol": "1", "compression": "zstd"})], 1),
+    (
+        "Two publishes in a compressed frame (its zstd frame has one block, which is raw)",
+        [encode_frame(T.COMPRESSED, 1, NOON, {"codec": "zstd", "size": str(len(PUBLISHED))}, zstd(PUBLISHED))],
+        1,
+    ),
+]
+
+
 async def play(broker: MessageBroker, steps: list[Step], *, goodbye: bool) -> str:
     ours, theirs = socket.socketpair()
     session = Session(broker, Transport(theirs), "example")
@@ -249,10 +265,11 @@ async def render(directory: str) -> str:
                 nursery.start_soon(broker.run)
                 basic = await play(broker, BASIC, goodbye=False)
                 fast = await play(broker, FAST, goodbye=True)
+                compressing = await play(broker, COMPRESSING, goodbye=False)
                 nursery.cancel_scope.cancel()
     finally:
         engine.close()
-    return f"### A basic peer\n\n{basic}\n### A fast peer\n\n{fast}"
+    return f"### A basic peer\n\n{basic}\n### A fast peer\n\n{fast}\n### A peer that compresses\n\n{compressing}"
 
 
 async def test_every_example_is_what_the_code_sends_and_answers(tmp_path):

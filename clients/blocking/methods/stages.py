@@ -72,7 +72,7 @@ class Stage:
         def compose() -> tuple[UnackedBatch, Frames]:
             self._book.collect()
             batch = self._conversation.stage(self._book.properties(topic, partition), bundle.frames, self._answered)
-            return batch, batch.data
+            return batch, self._conversation.to_send(batch)
 
         batch = self._link.transmit(compose, now() + self._patience)
         self._book.add(batch, bundle.count)

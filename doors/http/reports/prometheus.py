@@ -166,7 +166,12 @@ def _doors(broker: MessageBroker) -> Iterator[Metric]:
     requests = _counter("qb_http_requests", "HTTP requests that were answered.", ["method", "route", "status"])
     for (method, route, status), number in counted.requests.items():
         requests.add_metric([method, route, str(status)], number)
-    yield from (connections, accepted, refused, requests)
+    compressed = _counter("qb_compressed_bytes", "Bytes of compressed frames on the wire.", ["direction"])
+    inflated = _counter("qb_inflated_bytes", "Bytes of the frames in them.", ["direction"])
+    for direction in ("in", "out"):
+        compressed.add_metric([direction], counted.compressed_bytes[direction])
+        inflated.add_metric([direction], counted.inflated_bytes[direction])
+    yield from (connections, accepted, refused, requests, compressed, inflated)
     yield _histogram("qb_event_loop_lag_seconds", "How long a pass of the event loop took.", counted.event_loop.lag)
 
 

@@ -1,0 +1,1 @@
+"""Compression of frames on their way, by zstd or lz4."""
