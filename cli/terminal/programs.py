@@ -12,6 +12,7 @@ from qb.cli.terminal.command import UsageError, of_kind
 from qb.clients.blocking.client import BrokerClient
 from qb.core.settings import PROGRAM_TABLE, ProgramConfig, program_config
 from qb.core.wire.addresses import BrokerAddress, parse_address
+from qb.core.wire.compression.codecs import check_codec
 
 
 def add_config(parser: argparse.ArgumentParser, section: str, but: frozenset[str] = frozenset()) -> None:
@@ -51,8 +52,16 @@ def configured_broker(args: argparse.Namespace, config: ProgramConfig, timeout: 
         args.client_id,
         request_timeout=args.timeout if timeout is None or args.timeout_is_given else timeout,
         heartbeat_interval=args.heartbeat_interval,
+        compression=_installed(config.broker.compression),
         connect_wait=sum(min(2.0, 0.1 * 2**attempt) for attempt in range(config.broker.max_retries)),
     )
+
+
+def _installed(codec: str | None) -> str | None:
+    try:
+        return check_codec(codec)
+    except ImportError as error:
+        raise UsageError(str(error)) from None
 
 
 @contextmanager

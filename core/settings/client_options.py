@@ -39,6 +39,8 @@ def consumer_options(path: str) -> dict[str, Any]:
         options |= {"host": config.broker.address, "port": None}
     if config.broker.timeout_secs is not None:
         options["request_timeout"] = config.broker.timeout_secs
+    if config.broker.compression is not None:
+        options["compression"] = config.broker.compression
     names = ("group_id", "auto_commit", "auto_commit_interval_ms", "max_bytes", "max_wait_ms", "min_bytes")
     taken = {name: getattr(about, name) for name in names}
     return options | taken | {"topics": about.topic, "start": START.get(about.offset, about.offset)}

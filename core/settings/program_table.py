@@ -44,6 +44,7 @@ class BrokerConnection(msgspec.Struct, frozen=True, kw_only=True):
     address: Annotated[str | None, _row(ADDRESS, "the broker, with or without qb://")] = None
     timeout_secs: Annotated[float | None, _row(SECONDS.within(0.001), "how long to wait for an answer")] = None
     max_retries: Annotated[int, _row(INTEGER.within(0, 1000), "how often to try again without a broker")] = 3
+    compression: Annotated[str | None, _row(one_of("zstd", "lz4"), "what travels is compressed with it")] = None
 
 
 class ProducerConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -123,6 +123,9 @@ class SinkOptions:
     request_timeout: Annotated[
         float, Option("requestTimeout", SECONDS.within(0.001), "how long the broker is waited for")
     ] = 30.0
+    compression: Annotated[
+        str | None, Option("compression", one_of("zstd", "lz4"), "what travels is compressed with it")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,9 @@ class SourceOptions:
     request_timeout: Annotated[
         float, Option("requestTimeout", SECONDS.within(0.001), "how long the broker is waited for")
     ] = 30.0
+    compression: Annotated[
+        str | None, Option("compression", one_of("zstd", "lz4"), "what travels is compressed with it")
+    ] = None
 
 
 def sink_options(given: Mapping[str, str]) -> SinkOptions:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pyspark_qb.arrow.decoding import FrameChunk
-from pyspark_qb.options.spark_options import Address, SourceOptions
+from pyspark_qb.options.spark_options import SourceOptions
 from pyspark_qb.read.fetches import Fetches, again_if_lost, log
 from pyspark_qb.read.logs import Slice, chosen
 from pyspark_qb.read.query_offsets import OffsetRange, Positions, TopicPartition
@@ -19,20 +19,27 @@ from qb.clients.protocol.fetch_requests import PartitionExtent
 from qb.core.wire.errors import Code
 
 
-def connected(address: Address, request_timeout: float) -> BrokerClient:
+def connected(options: SourceOptions) -> BrokerClient:
     """Return a client that never publishes; it connects when it is used."""
-    return BrokerClient(*address, client_id="spark-source", request_timeout=request_timeout, idempotent=False)
+    assert options.servers is not None
+    return BrokerClient(
+        *options.servers,
+        client_id="spark-source",
+        request_timeout=options.request_timeout,
+        idempotent=False,
+        compression=options.compression,
+    )
 
 
 class BrokerSlice(Slice):
     """A range that a task fetches over a connection of its own."""
 
-    def __init__(self, range: OffsetRange, address: Address, request_timeout: float, fail_on_data_loss: bool) -> None:
+    def __init__(self, range: OffsetRange, options: SourceOptions) -> None:
         super().__init__(range)
-        self._address, self._request_timeout, self._fail = address, request_timeout, fail_on_data_loss
+        self._options, self._fail = options, options.fail_on_data_loss
 
     def chunks(self) -> Iterator[FrameChunk]:
-        client = connected(self._address, self._request_timeout)
+        client = connected(self._options)
         try:
             for got in Fetches(client, self.range, fail_on_data_loss=self._fail):
                 starts = np.frombuffer(got.starts, ">u4").astype(np.uint32)
@@ -50,12 +57,11 @@ class BrokerLogs:
     """What a broker holds of the topics that are read. Can be pickled until it is used."""
 
     def __init__(self, options: SourceOptions) -> None:
-        assert options.servers is not None
-        self._options, self._address = options, options.servers
+        self._options = options
 
     @cached_property
     def _client(self) -> BrokerClient:
-        return connected(self._address, self._options.request_timeout)
+        return connected(self._options)
 
     def extents(self, *, missing_ok: bool = False) -> dict[TopicPartition, PartitionExtent]:
         """Return what each partition holds, all of them at one moment. Raises LogDamaged, and UnknownTopic."""
@@ -72,8 +78,7 @@ class BrokerLogs:
 
     def slices(self, ranges: Collection[OffsetRange]) -> list[Slice]:
         """Return what tasks can read."""
-        about = self._address, self._options.request_timeout, self._options.fail_on_data_loss
-        return [BrokerSlice(range, *about) for range in ranges]
+        return [BrokerSlice(range, self._options) for range in ranges]
 
     def commit(self, group: str, positions: Positions) -> None:
         """Report to the broker how far a group has come, for its tools to show."""

@@ -22,7 +22,13 @@ class StagedRows(NamedTuple):
 def connected(options: SinkOptions) -> Iterator[BrokerClient]:
     """A client of the broker, which is waited for. Raises BrokerUnavailable after `requestTimeout`."""
     straight = options.delivery == "at-least-once"  # then the broker has to know a publish that is sent again
-    client = BrokerClient(*options.servers, "spark", request_timeout=options.request_timeout, idempotent=straight)
+    client = BrokerClient(
+        *options.servers,
+        "spark",
+        request_timeout=options.request_timeout,
+        idempotent=straight,
+        compression=options.compression,
+    )
     client.connect(wait=options.request_timeout)
     try:
         yield client

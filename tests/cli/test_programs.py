@@ -16,6 +16,7 @@ from qb.core.settings import PROGRAM_TABLE, SettingsError, program_config
 from qb.testing.running_broker import RunningBroker
 from tests.support.brokers import ROOT
 from tests.support.commands import Run, start_process
+from tests.support.counting_proxy import CountingProxy
 
 pytestmark = pytest.mark.timeout(60)
 CONFIG = ROOT / "config"
@@ -267,3 +268,26 @@ def test_a_file_that_names_no_group_is_refused_by_the_library(tmp_path: Path) ->
     (tmp_path / "c.yaml").write_text("consumer: {topic: orders}\n")
     with pytest.raises(ValueError, match=r"consumer\.group_id: is missing in file"):
         Consumer.from_config(str(tmp_path / "c.yaml"))
+
+
+@pytest.mark.parametrize("by", ["flag", "file"])
+def test_a_producer_that_compresses_sends_a_fraction_of_its_lines(
+    orders: BrokerClient, qb_broker: RunningBroker, offline: Run, tmp_path: Path, by: str
+) -> None:
+    proxy = CountingProxy(qb_broker.port)
+    lines = b"".join(b'{"order": %d, "item": "tea", "price": 4.5}\n' % number for number in range(2000))
+    (tmp_path / "lines").write_bytes(lines)
+    path = tmp_path / "producer.yaml"
+    setting = ", compression: zstd" if by == "file" else ""
+    path.write_text(f"broker: {{address: '127.0.0.1:{proxy.port}'{setting}}}\nproducer: {{topic: orders}}\n")
+    flags = ["--compression", "zstd"] if by == "flag" else []
+    assert offline("produce", "--config", str(path), "--file", str(tmp_path / "lines"), *flags).code == 0
+    proxy.close()
+    assert proxy.sent * 4 < len(lines)
+    assert sum(each["messages"] for each in [orders.describe_topic("orders")]) == 2000
+
+
+def test_a_compression_that_there_is_not_is_refused_by_name(offline: Run) -> None:
+    failed = offline("produce", "--topic", "orders", "--compression", "gzip")
+    assert failed.code == 2
+    assert "--compression: must be one of zstd, lz4, not 'gzip'" in failed.err

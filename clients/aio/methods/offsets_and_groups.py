@@ -158,7 +158,11 @@ class AsyncOffsetAndGroupMethods(AsyncClientBase):
             ...     async for message in consumer:
             ...         print(message.text())
         """
-        about = {"client_id": self.client_id, "request_timeout": self._request_timeout}
+        about = {
+            "client_id": self.client_id,
+            "request_timeout": self._request_timeout,
+            "compression": self._conversation.compression.codec,
+        }
         return AsyncConsumer(group_id, topics, servers=[str(each) for each in self._servers], **about | options)
 
     async def commit_offsets(self, group_id: str, offsets: Iterable[tuple[str, int, int]]) -> None:
