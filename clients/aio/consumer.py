@@ -9,6 +9,7 @@ from typing import Any
 
 from qb.clients.aio.consumer_iteration import AsyncConsumerIteration
 from qb.clients.aio.consumer_membership import AsyncConsumerMembership
+from qb.clients.aio.subscribing.handler_calls import traced
 from qb.clients.aio.waiting import now
 from qb.clients.consuming.assigned_partitions import AssignedPartition
 from qb.clients.consuming.consumer_options import FetchTerms, checked_options
@@ -201,9 +202,10 @@ class AsyncConsumer(AsyncConsumerIteration):
         handler = handler or self._handler
         if handler is None:
             raise ValueError("give run() a handler, or from_config()")
+        call = traced(handler)
         async for message in self:
             try:
-                await handler(message)
+                await call(message)
             except BaseException:
                 self._give_back(message)
                 raise

@@ -10,6 +10,7 @@ from typing import Any
 
 from qb.clients.blocking.consumer_iteration import ConsumerIteration
 from qb.clients.blocking.consumer_membership import ConsumerMembership
+from qb.clients.blocking.subscribing.handler_calls import traced
 from qb.clients.blocking.waiting import now
 from qb.clients.consuming.assigned_partitions import AssignedPartition
 from qb.clients.consuming.consumer_options import FetchTerms, checked_options
@@ -199,9 +200,10 @@ class Consumer(ConsumerIteration):
         handler = handler or self._handler
         if handler is None:
             raise ValueError("give run() a handler, or from_config()")
+        call = traced(handler)
         for message in self:
             try:
-                handler(message)
+                call(message)
             except BaseException:
                 self._give_back(message)
                 raise

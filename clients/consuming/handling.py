@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from qb.clients.consuming.inbox import MessageBatch
+from qb.clients.tracing import tracing
 
 
 def handle(portion: MessageBatch, handler: Callable[[Any], Any], batches: bool) -> BaseException | None:
     """Call the handler for what is left of a portion, until it raises or the stay ends; returns what it raised."""
+    handler = traced(handler, batches)
     try:
         if not batches:
             _handle_each(portion, handler)
@@ -20,6 +22,19 @@ def handle(portion: MessageBatch, handler: Callable[[Any], Any], batches: bool) 
     except BaseException as error:  # not only Exception: a worker that dies in silence would be worse
         return error
     return None
+
+
+def traced(handler: Callable[[Any], Any], batches: bool = False) -> Callable[[Any], Any]:
+    """Return the handler with a span round each call, if the program has a tracer provider."""
+    spans = tracing()
+    if spans is None:
+        return handler
+
+    def call(given: Any) -> Any:
+        with spans.handling(given if batches else (given,), batches):
+            return handler(given)
+
+    return call
 
 
 def _handle_each(portion: MessageBatch, handler: Callable[[Any], Any]) -> None:

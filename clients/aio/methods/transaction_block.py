@@ -20,6 +20,7 @@ from qb.clients.protocol.staged_messages import (
     TransactionReceipt,
     unlearn,
 )
+from qb.clients.tracing import carried
 from qb.core.wire.clock import now_ms
 
 
@@ -83,7 +84,7 @@ class AsyncTransaction:
             TypeError: The body is not bytes.
             QBError: As AsyncStage.add().
         """
-        form = PublishForm(topic, partition, key, properties, timestamp_ms or now_ms())
+        form = PublishForm(topic, partition, key, carried(properties), timestamp_ms or now_ms())
         partition = self._routes.choose(topic, partition, key, await self._partitions(topic, partition))
         await self._add(SinglePartition(form, partition), (data,))
 
@@ -119,7 +120,7 @@ class AsyncTransaction:
             Exception: What the iterable itself raised, unchanged.
         """
         check_keys(partition, key, keys)
-        timestamp_ms = timestamp_ms or now_ms()
+        timestamp_ms, properties = timestamp_ms or now_ms(), carried(properties or {})
         form = PublishForm(topic, partition, key, properties, timestamp_ms)
         count = await self._partitions(topic, partition)
         with self._draft.complete():

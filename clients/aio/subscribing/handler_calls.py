@@ -15,6 +15,7 @@ from qb.clients.consuming.desired_membership import JoinPlan
 from qb.clients.consuming.handling import handle
 from qb.clients.consuming.inbox import MessageBatch
 from qb.clients.protocol.message import Message
+from qb.clients.tracing import tracing
 
 Handler = Callable[[Message], Awaitable[Any]] | Callable[[Message], Any]
 BatchHandler = Callable[[list[Message]], Awaitable[Any]] | Callable[[list[Message]], Any]
@@ -68,6 +69,7 @@ async def _handle_in_thread(
 
 
 async def _handle_in_task(portion: MessageBatch, handler: Callable[[Any], Any], batches: bool) -> BaseException | None:
+    handler = traced(handler, batches)
     try:
         if not batches:
             await _handle_each(portion, handler)
@@ -83,6 +85,19 @@ async def _handle_in_task(portion: MessageBatch, handler: Callable[[Any], Any], 
         failure.__cause__ = error
         return failure
     return None
+
+
+def traced(handler: Callable[[Any], Awaitable[Any]], batches: bool = False) -> Callable[[Any], Awaitable[Any]]:
+    """Return an async handler with a span round each call, if the program has a tracer provider."""
+    spans = tracing()
+    if spans is None:
+        return handler
+
+    async def call(given: Any) -> Any:
+        with spans.handling(given if batches else (given,), batches):
+            return await handler(given)
+
+    return call
 
 
 async def _handle_each(portion: MessageBatch, handler: Callable[[Any], Any]) -> None:

@@ -19,6 +19,7 @@ from qb.clients.protocol.publish_frames import Body, PublishForm, as_bytes, chec
 from qb.clients.protocol.publish_tally import PublishTally
 from qb.clients.protocol.receipts import Offsets, Receipt
 from qb.clients.protocol.unacked_publishes import UnackedBatch
+from qb.clients.tracing import Sender, note_stored, tracing
 
 Send = Callable[[PublishForm, Sequence[bytes]], UnackedBatch]  # on the link that a publish_many began with
 
@@ -64,7 +65,23 @@ class PublishMethods(TopicMethods):
             >>> receipt = client.publish("orders", b"one", key="customer-7", colour="red")
         """
         beside = {**properties, **more} if properties else more
-        form = form_of(topic, partition, key, beside, milliseconds(timestamp_ms))
+        if (spans := tracing()) is None:
+            return self._publish(topic, data, partition, key, timestamp_ms, beside)
+        with spans.sending(self._sender(topic)) as span:
+            receipt = self._publish(topic, data, partition, key, timestamp_ms, spans.carried(beside))
+            note_stored(span, len(data), receipt)
+            return receipt
+
+    def _publish(
+        self,
+        topic: str,
+        data: Body,
+        partition: int | None,
+        key: str | None,
+        timestamp_ms: int | datetime,
+        properties: Mapping[str, str],
+    ) -> Receipt:
+        form = form_of(topic, partition, key, properties, milliseconds(timestamp_ms))
         body = data if type(data) is bytes else as_bytes(data)
         check_size(body, self._conversation.max_message_size)
         link, deadline, answered = self._link, self._deadline(), one_answer()
@@ -178,6 +195,24 @@ class PublishMethods(TopicMethods):
         Example:
             >>> offsets = client.publish_many("orders", [b"a", b"b"], keys=["k1", "k2"])
         """
+        if (spans := tracing()) is None:
+            return self._publish_many(topic, bodies, partition, key, properties, keys, timestamp_ms)
+        with spans.sending(self._sender(topic)) as span:
+            beside = spans.carried(properties or {})
+            offsets = self._publish_many(topic, bodies, partition, key, beside, keys, timestamp_ms)
+            span.set_attribute("messaging.batch.message_count", len(offsets))
+            return offsets
+
+    def _publish_many(
+        self,
+        topic: str,
+        bodies: Bodies,
+        partition: int | None,
+        key: str | None,
+        properties: Mapping[str, str] | None,
+        keys: Iterable[str | None] | None,
+        timestamp_ms: int | datetime,
+    ) -> Offsets:
         timestamp_ms = milliseconds(timestamp_ms)
         form = PublishForm(topic, partition, key, properties, timestamp_ms)
         check_keys(partition, key, keys)
@@ -202,6 +237,9 @@ class PublishMethods(TopicMethods):
             for _, batch in tally.pending:
                 link.abandon(batch)
         return self._routes.checked(topic, tally)
+
+    def _sender(self, topic: str) -> Sender:
+        return Sender(self.client_id, self._link.server, topic)
 
     def _partitions_of(self, topic: str) -> int:
         """Return how many partitions a topic has; 1 if that cannot be found out: then the broker does the routing."""

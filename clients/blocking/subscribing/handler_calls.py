@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from qb.clients.consuming.desired_membership import JoinPlan
-from qb.clients.consuming.handling import handle
+from qb.clients.consuming.handling import handle, traced
 from qb.clients.consuming.inbox import MessageBatch
 from qb.clients.protocol.message import Message
+
+__all__ = ["BatchHandler", "Handler", "HandlerCalls", "check_handler", "traced"]
 
 Handler = Callable[[Message], Any]
 BatchHandler = Callable[[list[Message]], Any]
