@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
@@ -43,7 +43,7 @@ from qb.storage.log.recent_batches import LastReads, RecentMemory
 from qb.storage.measures import Measures
 from qb.storage.metadata.metadata_recovery import recover_metadata
 from qb.storage.metadata.metadata_store import MetadataStore
-from qb.storage.stages.stage_store import LocalStage, LocalStages
+from qb.storage.stages.stage_store import NOTED, LocalStage, LocalStages, noted_stages
 from qb.storage.topic_directories import TopicDirectories
 
 logger = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class LocalEngine:
         for topic in self._find_topics(notes):
             parts[topic.topic] = self._recover_topic(topic)
             self._keep(topic, parts[topic.topic])
-        notes += [*notes_on(parts), *self._stages.recover(self._ends)]
+        notes += [*notes_on(parts), *self._recover_stages()]
         self._ends = {}  # from now on logs may be written
         found = [part for its in parts.values() for part in its]
         logs = [log for kept in self._kept.values() for log in kept.logs]
@@ -163,6 +163,15 @@ class LocalEngine:
         directory = self._directories.partition(topic, partition)
         end = self._ends.get(self._proof_key(directory))
         return recover(self._files, directory, end, self._extents.of(topic, partition))
+
+    def _recover_stages(self) -> list[str]:
+        """Find every stage, and note those that a broker before this has begun; returns notes for the operator."""
+        noted = noted_stages({key: entry.value for key, entry in self.metadata.under(NOTED).items()})
+        notes = self._stages.recover(noted, self._ends)
+        for stage in self._stages.known.values():
+            if stage.stage_id not in noted:
+                self._metadata.put_soon(NOTED + stage.stage_id, stage.noted)
+        return notes
 
     def _clear_unfinished(self, notes: list[str]) -> None:
         """Finish deletions and take back creations that the last process did not get through."""
@@ -320,14 +329,24 @@ class LocalEngine:
         return self._stages.known
 
     async def begin_stage(self, transaction: str, number: int | None) -> LocalStage:
-        stage = await self._in_thread(self._stages.create, transaction, number)
+        with trio.CancelScope(shield=True):
+            stage = await self._in_thread(self._stages.create, transaction, number)
+            try:
+                await self.metadata.put(NOTED + stage.stage_id, stage.noted)
+            except BrokerError:
+                await self._in_thread(self._stages.remove, [stage])
+                raise
         self._stages.known[stage.stage_id] = stage
         return stage
 
     async def delete_stages(self, stages: Iterable[str]) -> None:
         with trio.CancelScope(shield=True):
             ended = await self._stages.end(stages)
+            for stage in ended:
+                self.metadata.put_soon(NOTED + stage.stage_id, None)
             if ended:
+                with suppress(BrokerError):  # a full disk needs their space first; the notes are tried again
+                    await self.metadata.flush()
                 await self._in_thread(self._stages.remove, ended)
 
     async def free_bytes(self) -> int:

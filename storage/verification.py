@@ -26,7 +26,7 @@ from qb.storage.metadata.metadata_records import Entries
 from qb.storage.metadata.metadata_recovery import check_end, torn_text
 from qb.storage.metadata.sqlite_migration import DATABASE
 from qb.storage.stages.stage_file import walk as walk_stage
-from qb.storage.stages.stage_store import end_text, missing_stages, proof_key
+from qb.storage.stages.stage_store import NOTED, end_text, missing_stages, proof_key
 from qb.storage.topic_directories import TopicDirectories
 
 
@@ -80,9 +80,11 @@ def verify(data_dir: str | Path) -> VerifyReport:
             extent = entries.get(key_of(topic, partition)) or entries.get(key_of(topic))
             noted = LogExtent(*msgspec.json.decode(extent.data)) if extent else UNKNOWN
             _Partition(report, directory, stopped, noted).prove()
+    begun = {key.removeprefix(NOTED) for key in entries if key.startswith(NOTED)}
     for path in sorted((root / "staged").glob("*.log")):
-        _prove_stage(report, path, (ends or {}).get(proof_key(path)))
-    for path in missing_stages(root / "staged", ends or {}):
+        _prove_stage(report, path, path.stem in begun, (ends or {}).get(proof_key(path)))
+    left = {root / "staged" / f"{stage_id}.log" for stage_id in begun}
+    for path in sorted({path for path in left if not path.exists()}.union(missing_stages(root / "staged", ends or {}))):
         report.findings.append(Finding(str(path), 0, "the stage is missing"))
     return report
 
@@ -124,8 +126,11 @@ def _read_unproved(root: Path, report: VerifyReport) -> Entries:
     return read_metadata(root)
 
 
-def _prove_stage(report: VerifyReport, path: Path, stopped: LogEnd | None) -> None:
-    """Prove every seal of a stage, whose messages cannot be read before they are committed."""
+def _prove_stage(report: VerifyReport, path: Path, begun: bool, stopped: LogEnd | None) -> None:
+    """Prove every seal of a stage, whose messages cannot be read before they are committed.
+
+    `begun`: has the metadata noted that its beginning was durable?
+    """
     fd = os.open(path, os.O_RDONLY)
     try:
         size = os.fstat(fd).st_size
@@ -142,6 +147,8 @@ def _prove_stage(report: VerifyReport, path: Path, stopped: LogEnd | None) -> No
             else:
                 what = f"a torn tail of {len(rest)} bytes; if it was answered, it is lost"
                 report.notes.append(Finding(str(path), bad.position, what))
+        if begun and not found.size:
+            report.findings.append(Finding(str(path), 0, "the head of the stage is missing"))
         if stopped is not None and found != stopped:
             report.findings.append(Finding(str(path), found.size, end_text(stopped)))
     finally:

@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import trio
 
 from qb.core.wire.errors import (
@@ -76,6 +77,11 @@ class LocalStage:
     @property
     def counts(self) -> Mapping[Where, int]:
         return self._counts
+
+    @property
+    def noted(self) -> NotedStage:
+        """What the metadata notes of it."""
+        return NotedStage(self.transaction, self.number)
 
     @property
     def size(self) -> int:
@@ -226,6 +232,26 @@ def missing_stages(directory: Path, ends: Mapping[str, LogEnd]) -> list[Path]:
     return [path for path in left if not path.exists()]
 
 
+def in_words(error: OSError) -> str:
+    """Return what is wrong with a stage whose file cannot be read."""
+    return "the file is missing" if isinstance(error, FileNotFoundError) else str(error.strerror)
+
+
+class NotedStage(msgspec.Struct, frozen=True):
+    """What the metadata notes of a stage from its beginning to its end: whose it is."""
+
+    transaction: str
+    number: int | None
+
+
+NOTED = "stage/"  # where the metadata keeps it, by stage
+
+
+def noted_stages(entries: Mapping[str, Any]) -> dict[str, NotedStage]:
+    """Return the stages that were begun and not ended, of the entries under NOTED."""
+    return {key.removeprefix(NOTED): msgspec.convert(value, NotedStage) for key, value in entries.items()}
+
+
 def end_text(stopped: LogEnd) -> str:
     """Return what is wrong with a stage that does not end where the last clean stop left it."""
     return f"its records end here, but the last clean stop left {stopped.last} messages in {stopped.size} bytes"
@@ -239,15 +265,23 @@ class LocalStages:
         self._shared = shared
         self.known: dict[str, LocalStage] = {}
 
-    def recover(self, ends: Mapping[str, LogEnd]) -> list[str]:
+    def recover(self, noted: Mapping[str, NotedStage], ends: Mapping[str, LogEnd]) -> list[str]:
         """Find every stage; returns notes for the operator. Blocks. Raises OSError.
 
+        `noted` are those that were begun and not ended: one whose file is missing is kept as a stage that has failed.
         `ends` is where the last clean stop left each: a stage that ends elsewhere is damaged.
         """
         make_directory(self._directory)
-        notes = [self._recover(path, ends.get(proof_key(path))) for path in sorted(self._directory.glob("*.log"))]
-        notes += [f"{path} is missing" for path in missing_stages(self._directory, ends)]
+        found = {path.stem for path in self._directory.glob("*.log")}
+        notes = [
+            self._recover(path, noted.get(path.stem), ends.get(proof_key(path)))
+            for path in (self._path(stage_id) for stage_id in sorted(found | noted.keys()))
+        ]
+        notes += [f"{path} is missing" for path in missing_stages(self._directory, ends) if path.stem not in noted]
         return [note for note in notes if note]
+
+    def _path(self, stage_id: str) -> Path:
+        return self._directory / f"{stage_id}.log"
 
     def ends(self) -> dict[str, LogEnd]:
         """Return where each stage ends, for the proof of a clean stop; of one that failed it is not known."""
@@ -257,25 +291,36 @@ class LocalStages:
             if stage.failure is None or isinstance(stage.failure, ShuttingDown)
         }
 
-    def _recover(self, path: Path, stopped: LogEnd | None) -> str | None:
-        file = StageFile(self._shared.files, path)
+    def _recover(self, path: Path, noted: NotedStage | None, stopped: LogEnd | None) -> str | None:
+        file, what = StageFile(self._shared.files, path), "the head of the stage is missing"
         try:
             found = file.find()
-            if found is None:
-                file.delete()
-                return f"dropped stage {path.stem}: its beginning was never finished"
         except OSError as error:
-            return f"stage {path.stem} is left alone, since it cannot be read: {error}"
+            found, what = None, in_words(error)
+            if noted is None:
+                return f"stage {path.stem} is left alone, since it cannot be read: {error}"
+        if found is None and noted is None:
+            file.delete()
+            return f"dropped stage {path.stem}: its beginning was never finished"
+        if found is None:
+            assert noted is not None
+            lost = RecoveredStage(noted.transaction, noted.number, {}, 0, None)
+            return self._fail(LocalStage(path.stem, self._shared, file, lost), what)
         stage = self.known[path.stem] = LocalStage(path.stem, self._shared, file, found)
         if stopped is not None and stopped != LogEnd(stage.size, stage.messages):
-            stage.failure = LogDamaged(file.path, stage.size, end_text(stopped))
-            return f"stage {path.stem} cannot be committed: {stage.failure}"
+            return self._fail(stage, end_text(stopped))
         return found.note
+
+    def _fail(self, stage: LocalStage, what: str) -> str:
+        """Keep a stage that cannot be committed; returns the note for the operator."""
+        self.known[stage.stage_id] = stage
+        stage.failure = LogDamaged(stage.file.path, stage.size, what)
+        return f"stage {stage.stage_id} of transaction {stage.transaction!r} cannot be committed: {stage.failure}"
 
     def create(self, transaction: str, number: int | None) -> LocalStage:
         """Make a stage durably; it is not yet among the known ones. Blocks. Raises OSError."""
         stage_id = f"{secrets.randbits(64):016x}"
-        file = StageFile(self._shared.files, self._directory / f"{stage_id}.log")
+        file = StageFile(self._shared.files, self._path(stage_id))
         try:
             size = file.create(transaction, number, self._shared.clock())
         except OSError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from qb.core.wire.frames import MessageType, decode_frame, encode_frame, frame_l
 from qb.storage.clean_stop import remove_proof
 from qb.storage.engine import StageLog, Where
 from qb.storage.local_engine import LocalEngine
+from qb.storage.stages.stage_store import NOTED
+from qb.storage.stages.transaction_records import check_stage
 from qb.storage.verification import verify
 from tests.support.disk import patch_sync, patch_write
 from tests.support.stores import Receipt, open_engine, opened, running
@@ -166,29 +169,65 @@ async def test_a_stage_whose_beginning_was_torn_was_never_answered_and_goes(tmp_
     async with opened(tmp_path) as engine:
         stage = await engine.begin_stage("x", None)
         path, whole = file_of(tmp_path, stage), file_of(tmp_path, stage).read_bytes()
+        await engine.delete_stages([stage.stage_id])  # so that no beginning is noted
     for cut in (0, 1, 40, len(whole) - 1):
         path.write_bytes(whole[:cut])
-        remove_proof(tmp_path / "data")  # as after a kill
         async with running(open_engine(tmp_path)) as engine:
             assert engine.stages() == {}
             assert not path.exists()
             assert engine.recovery.notes == (f"dropped stage {stage.stage_id}: its beginning was never finished",)
 
 
-async def test_a_stage_whose_beginning_is_damaged_is_left_alone(tmp_path: Path) -> None:
+async def test_a_begun_stage_whose_file_is_missing_or_has_no_head_is_named_and_refused_after_a_kill(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path) as engine:
+        stage = await engine.begin_stage("x", 3)
+        await put(stage, T0, b"a")
+    path = file_of(tmp_path, stage)
+    whole = path.read_bytes()
+    damaged = bytearray(whole)
+    damaged[40] ^= 1
+    for content in (None, b"", whole[:40], damaged):
+        path.unlink(missing_ok=True) if content is None else path.write_bytes(content)
+        remove_proof(tmp_path / "data")
+        assert {finding.file for finding in verify(tmp_path / "data").findings} == {str(path)}
+        async with running(open_engine(tmp_path)) as engine:
+            lost = only(engine)
+            assert (lost.transaction, lost.number, lost.messages) == ("x", 3, 0)
+            with pytest.raises(LogDamaged, match=path.name):
+                check_stage(lost, "x", 3, 1)
+            with pytest.raises(LogDamaged):
+                give(lost, T0, b"b")
+            (note,) = engine.recovery.notes
+            assert str(path) in note
+            assert "cannot be committed" in note
+        assert (path.read_bytes() if path.exists() else None) == content
+
+
+async def test_an_ended_stage_is_not_missed(tmp_path: Path) -> None:
     async with opened(tmp_path) as engine:
         stage = await engine.begin_stage("x", None)
-        await put(stage, T0, b"a")
-        await put(stage, T0, b"b")
-    path = file_of(tmp_path, stage)
-    damaged = bytearray(path.read_bytes())
-    damaged[40] ^= 1
-    path.write_bytes(damaged)
-    async with running(open_engine(tmp_path)) as engine:
+        await engine.delete_stages([stage.stage_id])
+        assert not file_of(tmp_path, stage).exists()
+        killed = tmp_path / "killed"
+        shutil.copytree(tmp_path / "data", killed / "data")
+    assert verify(killed / "data").findings == []
+    async with running(open_engine(killed)) as engine:
         assert engine.stages() == {}
-        (note,) = engine.recovery.notes
-        assert f"stage {stage.stage_id} is left alone" in note
-    assert path.read_bytes() == damaged
+        assert engine.recovery.notes == ()
+
+
+async def test_a_stage_of_a_broker_that_noted_none_is_noted_at_the_next_start(tmp_path: Path) -> None:
+    async with opened(tmp_path) as engine:
+        stage = await engine.begin_stage("x", None)
+        await engine.metadata.delete(NOTED + stage.stage_id)
+    async with opened(tmp_path) as engine:
+        assert only(engine).failure is None
+    remove_proof(tmp_path / "data")
+    file_of(tmp_path, stage).unlink()
+    async with opened(tmp_path) as engine:
+        assert isinstance(only(engine).failure, LogDamaged)
 
 
 async def test_a_stage_that_cannot_be_read_does_not_keep_the_engine_from_starting(tmp_path: Path) -> None:
@@ -443,6 +482,6 @@ async def test_after_a_clean_stop_a_stage_that_ends_elsewhere_is_refused_and_a_m
     missing.unlink()
     assert [finding.file for finding in verify(tmp_path / "data").findings] == [str(path), str(missing)]
     async with running(open_engine(tmp_path)) as engine:
-        assert isinstance(only(engine).failure, LogDamaged)
-        assert [note for note in engine.recovery.notes if str(path) in note and "cannot be committed" in note]
-        assert f"{missing} is missing" in engine.recovery.notes
+        assert all(isinstance(stage.failure, LogDamaged) for stage in engine.stages().values())
+        for file in (path, missing):
+            assert [note for note in engine.recovery.notes if str(file) in note and "cannot be committed" in note]
