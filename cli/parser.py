@@ -22,6 +22,7 @@ from qb.cli.commands import (
     subscription_commands,
     topic_commands,
     transaction_commands,
+    users_commands,
     verify_commands,
 )
 from qb.cli.terminal.command import Command, UsageError, of_kind
@@ -36,6 +37,7 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
     ("Consumer groups", group_commands.COMMANDS),
     ("Transactions", transaction_commands.COMMANDS),
     ("The broker", health_commands.COMMANDS + bench_commands.COMMANDS),
+    ("Users and rights", users_commands.COMMANDS),
     ("The data directory", verify_commands.COMMANDS),
 )
 

@@ -197,6 +197,20 @@ class ShuttingDown(RequestRefused):
     """The broker is about to exit."""
 
 
+class Unauthenticated(RequestRefused):
+    """The client has not logged in, or with a token that is of no user."""
+
+
+class Forbidden(RequestRefused):
+    """The client's user may not do that."""
+
+
+class QuotaExceeded(RequestRefused):
+    """The client's user has or uses as much as it may; `retry_after` is in seconds (None: not said)."""
+
+    retry_after: float | None = None
+
+
 def _code_named(name: str) -> Code:
     """Return the code of a type: its name in capitals."""
     return Code[re.sub(r"(?<!^)(?=[A-Z])", "_", name).upper()]

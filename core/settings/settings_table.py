@@ -201,6 +201,14 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 60.0
 
 
+class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may reach the broker, and how."""
+
+    users_file: Annotated[
+        str, Setting("QB_USERS_FILE", TEXT, "file of users and their rights; none: each peer may do everything")
+    ] = ""
+
+
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The defaults of the command line's client."""
 
@@ -220,6 +228,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     json: JsonSettings = JsonSettings()
     http: HttpSettings = HttpSettings()
     storage: StorageSettings = StorageSettings()
+    security: SecuritySettings = SecuritySettings()
     client: ClientSettings = ClientSettings()
 
 

@@ -43,6 +43,9 @@ class Code(StrEnum):
     LOG_DAMAGED = "LOG_DAMAGED"
     TOO_MANY_CONNECTIONS = "TOO_MANY_CONNECTIONS"
     SHUTTING_DOWN = "SHUTTING_DOWN"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    FORBIDDEN = "FORBIDDEN"
+    QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
     INTERNAL = "INTERNAL"
 
 
@@ -222,6 +225,22 @@ class ShuttingDown(BrokerError):
     """The broker is about to exit."""
 
 
+class Unauthenticated(BrokerError):
+    """The peer has not logged in, or with a token that is of no user."""
+
+
+class Forbidden(BrokerError):
+    """The peer's user may not do that."""
+
+
+class QuotaExceeded(BrokerError):
+    """The peer's user, or its address, has or uses as much as it may; it may ask again after `retry_after` seconds."""
+
+    def __init__(self, text: str, retry_after: float) -> None:
+        super().__init__(text)
+        self.retry_after = retry_after
+
+
 class Internal(BrokerError):
     """A fault of the broker: logged with its traceback, answered without details."""
 
@@ -265,5 +284,8 @@ REPLIES: dict[type[BrokerError], Reply] = {
     LogDamaged: Reply(Code.LOG_DAMAGED, True, 503),
     TooManyConnections: Reply(Code.TOO_MANY_CONNECTIONS, False, 503),
     ShuttingDown: Reply(Code.SHUTTING_DOWN, False, 503),
+    Unauthenticated: Reply(Code.UNAUTHENTICATED, False, 401),
+    Forbidden: Reply(Code.FORBIDDEN, True, 403),
+    QuotaExceeded: Reply(Code.QUOTA_EXCEEDED, True, 429),
     Internal: Reply(Code.INTERNAL, False, 500),
 }

@@ -1,0 +1,202 @@
+"""The users file: one line a user, read strictly and written atomically."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterable
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+from qb.core.rights.principals import ANONYMOUS, Principal, Quotas, Right, Verb
+from qb.core.wire.value_kinds import INTEGER, SIZE, Kind
+
+MOST_BYTES = 4 << 20  # of a users file
+MOST_TOKENS = 2  # of one user: the one in use, and the next one while it is being handed out
+TOKEN_PREFIX = "qb_"
+HEADER = "# Users of a QB broker: docs/SECURITY.md says what the words mean; SIGHUP has the broker read it again.\n"
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
+_NAMES = re.compile(r"(?:[A-Za-z0-9._-]{1,200}|[A-Za-z0-9._-]{0,200}\*)\Z")
+_HASH = re.compile(r"[0-9a-f]{64}\Z")
+_COMMON_NAME = re.compile(r"CN=[\x21-\x7e]{1,200}\Z")
+_RATE = Kind("a rate such as 20MiB/s", lambda text: SIZE.within(1024).parse(text.removesuffix("/s")))
+QUOTAS: dict[str, Kind] = {
+    "rate": _RATE,
+    "connections": INTEGER.within(1),
+    "in_flight": INTEGER.within(1),
+    "topics": INTEGER.within(0),
+    "partitions": INTEGER.within(0),
+    "subscriptions": INTEGER.within(0),
+    "storage": SIZE.within(1),
+}
+
+
+class UsersFileError(ValueError):
+    """A users file that cannot be used: one sentence with the file, the line and the reason."""
+
+
+class BadWord(ValueError):
+    """A word of a line that has no meaning; the text says why."""
+
+
+def make_token() -> str:
+    """Return a new random token of 256 bits."""
+    return TOKEN_PREFIX + secrets.token_urlsafe(32)
+
+
+def hash_of(token: str) -> str:
+    """Return what is stored of a token."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def read_users(path: str) -> dict[str, Principal]:
+    """Return the users of a file by name. Raises UsersFileError, also if others than its owner may open the file."""
+    try:
+        with open(path, "rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            data = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise UsersFileError(f"users file {path!r} cannot be read: {error.strerror}") from None
+    if mode & 0o077:
+        raise UsersFileError(
+            f"users file {path!r} has mode {mode:04o}, and only its owner may open it: chmod 600 {path}"
+        )
+    if len(data) > MOST_BYTES:
+        raise UsersFileError(f"users file {path!r} is longer than {MOST_BYTES} bytes")
+    return parse_users(data, path)
+
+
+def parse_users(data: bytes, path: str) -> dict[str, Principal]:
+    """Return the users in the text of a file by name. Raises UsersFileError."""
+    users: dict[str, Principal] = {}
+    credentials: dict[str, str] = {}
+    for number, line in enumerate(data.split(b"\n"), 1):
+        try:
+            words = line.decode().split()
+            if not words or words[0].startswith("#"):
+                continue
+            user = parse_user(words)
+            if user.name in users:
+                raise BadWord(f"there are two users with the name {user.name!r}")
+            for each in (*user.tokens, *([user.certificate] if user.certificate else [])):
+                if each in credentials:
+                    raise BadWord(f"{user.name!r} has a token or certificate that {credentials[each]!r} has too")
+                credentials[each] = user.name
+        except UnicodeDecodeError:
+            raise UsersFileError(f"users file {path!r}, line {number}: it is not UTF-8") from None
+        except BadWord as error:
+            raise UsersFileError(f"users file {path!r}, line {number}: {error}") from None
+        users[user.name] = user
+    return users
+
+
+def parse_user(words: list[str]) -> Principal:
+    """Return the user that the words of a line make. Raises BadWord."""
+    if words[0] != "user" or len(words) < 2:
+        raise BadWord("a line is `user NAME` with its credentials and rights behind it, or a comment with # in front")
+    name = words[1]
+    if not _NAME.match(name):
+        raise BadWord(f"{_short(name)} is not a user's name: use 1 to 100 of A-Z a-z 0-9 . _ -")
+    tokens: list[str] = []
+    rights: list[Right] = []
+    certificate: str | None = None
+    quotas: dict[str, Any] = {}
+    for word in words[2:]:
+        key, colon, value = word.partition(":")
+        if key == "sha256":
+            tokens.append(_matched(_HASH, value, "the SHA-256 of a token: 64 digits of 0-9 a-f"))
+        elif key == "cert" and certificate is None:
+            certificate = _matched(_COMMON_NAME, value, "CN= and the common name of a certificate")[3:]
+        elif key in QUOTAS and key not in quotas:
+            quotas[key] = _quota(key, value)
+        elif key in Verb.__members__.values():
+            rights.append(parse_right(word))
+        elif not colon or key in (*QUOTAS, "cert"):
+            raise BadWord(f"{_short(word)} has no meaning here, or stands twice")
+        else:
+            raise BadWord(f"{_short(key)} is no verb and no quota; verbs are: {', '.join(Verb)}")
+    _check_credentials(name, tokens, certificate)
+    kept = tuple(dict.fromkeys(rights))
+    return Principal(name=name, tokens=tuple(tokens), certificate=certificate, rights=kept, quotas=Quotas(**quotas))
+
+
+def parse_right(word: str) -> Right:
+    """Return the right that `VERB:NAMES` stands for. Raises BadWord."""
+    verb, _, names = word.partition(":")
+    if verb not in Verb.__members__.values():
+        raise BadWord(f"{_short(verb)} is no verb; verbs are: {', '.join(Verb)}")
+    if not _NAMES.match(names):
+        raise BadWord(f"{_short(word)}: write a name, a prefix with * behind it, or * alone")
+    if verb == Verb.ADMIN and names != "*":
+        raise BadWord(f"{_short(word)}: admin is for everything; write admin:*")
+    return Right(Verb(verb), names)
+
+
+def _check_credentials(name: str, tokens: list[str], certificate: str | None) -> None:
+    if name == ANONYMOUS:
+        if tokens or certificate:
+            raise BadWord(f"{ANONYMOUS!r} is a peer without a token and without a certificate, and can have neither")
+    elif not tokens and not certificate:
+        raise BadWord(f"{name!r} cannot log in: it has neither sha256: nor cert:")
+    if len(set(tokens)) < len(tokens) or len(tokens) > MOST_TOKENS:
+        raise BadWord(f"{name!r} has {len(tokens)} tokens; a user has at most {MOST_TOKENS} different ones")
+
+
+def _quota(key: str, text: str) -> int:
+    kind = QUOTAS[key]
+    try:
+        value: int = kind.parse(text)
+    except ValueError:
+        raise BadWord(f"{key} must be {kind.must_be}, not {_short(text)}") from None
+    return value
+
+
+def _matched(form: re.Pattern[str], text: str, what: str) -> str:
+    if not form.match(text):
+        raise BadWord(f"{_short(text)} is not {what}")
+    return text
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+# Writing
+
+
+def line_of(user: Principal) -> str:
+    """Return the line that parse_user() reads as this user."""
+    words = ["user", user.name, *(f"sha256:{each}" for each in user.tokens)]
+    if user.certificate is not None:
+        words.append(f"cert:CN={user.certificate}")
+    words += map(str, user.rights)
+    for key, kind in QUOTAS.items():
+        value = getattr(user.quotas, key)
+        if value is not None:
+            words.append(f"{key}:{SIZE.show(value)}/s" if key == "rate" else f"{key}:{kind.show(value)}")
+    return " ".join(words)
+
+
+def write_users(path: str, users: Iterable[Principal]) -> None:
+    """Replace a users file as a whole, with mode 0600. Comments of the old one are lost. Raises OSError."""
+    text = HEADER + "".join(f"{line_of(user)}\n" for user in users)
+    directory = os.path.dirname(os.path.abspath(path))
+    with NamedTemporaryFile("w", dir=directory, prefix=".users-", delete=False) as file:
+        try:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+    number = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
