@@ -1,9 +1,12 @@
-"""What the broker says about topics, subscriptions and groups: dicts whose keys are attributes too, with types."""
+"""What the broker says about what it holds: dicts whose keys are attributes too, with types."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+LONGEST_SHOWN = 200  # characters of a value in a repr: bodies and long lists are cut
 
 
 class BrokerFacts(dict[str, Any]):
@@ -13,8 +16,13 @@ class BrokerFacts(dict[str, Any]):
         facts: The facts by name.
     """
 
+    _parts: ClassVar[Mapping[str, type[BrokerFacts]]] = {}  # what the lists of that name hold
+
     def __init__(self, facts: Mapping[str, Any]) -> None:
         super().__init__(facts)
+        for name, kind in self._parts.items():
+            if isinstance(self.get(name), list):
+                self[name] = [kind(each) for each in self[name]]
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -23,7 +31,34 @@ class BrokerFacts(dict[str, Any]):
             raise AttributeError(f"{type(self).__name__} has no {name!r}; it has {', '.join(self)}") from None
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.items())})"
+        return f"{type(self).__name__}({', '.join(f'{name}={_shown(value)}' for name, value in self.items())})"
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+
+
+class PartitionInfo(BrokerFacts):
+    """A partition of a topic.
+
+    Attributes:
+        partition: Its number.
+        first_offset: The oldest offset that it holds.
+        next_offset: The offset that the next message gets.
+        bytes: How many bytes its log takes.
+        segments: How many segments its log has.
+        status: "ok", "held" (by an unfinished transaction), "poisoned" or "damaged".
+        reason: Why it is not ok; only then.
+    """
+
+    partition: int
+    first_offset: int
+    next_offset: int
+    bytes: int
+    segments: int
+    status: str
+    reason: str
 
 
 class TopicInfo(BrokerFacts):
@@ -47,7 +82,9 @@ class TopicInfo(BrokerFacts):
     created_ms: int
     messages: int
     bytes: int
-    logs: list[dict[str, Any]]
+    logs: list[PartitionInfo]
+
+    _parts: ClassVar[Mapping[str, type[BrokerFacts]]] = {"logs": PartitionInfo}
 
 
 class SubscriptionInfo(BrokerFacts):
@@ -80,6 +117,28 @@ class SubscriptionInfo(BrokerFacts):
     fault: str | None
 
 
+class GroupPartitionInfo(BrokerFacts):
+    """How far a group has come in a partition.
+
+    Attributes:
+        topic: The topic.
+        partition: The partition.
+        member: The member that it is assigned to, or None.
+        committed: The next offset to handle, or None if nothing is committed.
+        end: One past the newest offset, or None if there is no such partition any more.
+        lag: How many messages are not handled, or None.
+        updated_ms: When that was committed, in milliseconds since 1970, or None.
+    """
+
+    topic: str
+    partition: int
+    member: str | None
+    committed: int | None
+    end: int | None
+    lag: int | None
+    updated_ms: int | None
+
+
 class GroupInfo(BrokerFacts):
     """A consumer group.
 
@@ -98,8 +157,10 @@ class GroupInfo(BrokerFacts):
     members: Any
     topics: list[str]
     generation: int
-    partitions: list[dict[str, Any]]
+    partitions: list[GroupPartitionInfo]
     fault: str | None
+
+    _parts: ClassVar[Mapping[str, type[BrokerFacts]]] = {"partitions": GroupPartitionInfo}
 
 
 class ServerInfo(BrokerFacts):
@@ -120,3 +181,113 @@ class ServerInfo(BrokerFacts):
     topics: int
     data_dir: str
     durability: str
+
+
+class OffsetInfo(BrokerFacts):
+    """What a group has committed for a partition.
+
+    Attributes:
+        topic: The topic.
+        partition: The partition.
+        offset: The next offset to handle.
+        updated_ms: When it was committed, in milliseconds since 1970.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    updated_ms: int
+
+
+class DeadLetter(BrokerFacts):
+    """A message that a subscription gave up.
+
+    Attributes:
+        number: What retry_dead_letters() and purge_dead_letters() call it.
+        topic: The topic of the message.
+        partition: Its partition.
+        offset: Its offset.
+        attempts: How often it was delivered.
+        reason: Why the last delivery failed.
+        time_ms: When it was dead-lettered, in milliseconds since 1970.
+        key: Its key, or None.
+        value: Its body as text; what is not UTF-8 is replaced.
+        malformed: Why it does not say which message it is about, or None; it can be purged, not retried.
+    """
+
+    number: int
+    topic: str
+    partition: int
+    offset: int
+    attempts: int
+    reason: str
+    time_ms: int
+    key: str | None
+    value: str
+    malformed: str | None
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        super().__init__({**facts, "malformed": facts.get("malformed")})
+
+    @property
+    def time(self) -> datetime:
+        """When it was dead-lettered, in UTC."""
+        return datetime.fromtimestamp(self.time_ms / 1000, UTC)
+
+
+class StageInfo(BrokerFacts):
+    """An open stage of a transaction.
+
+    Attributes:
+        stage: Its id.
+        transaction: The name of the transaction.
+        number: The transaction's number among those of the same name, or None.
+        messages: How many messages it holds.
+        bytes: How many bytes these take.
+        idle: Seconds since something was added.
+    """
+
+    stage: str
+    transaction: str
+    number: int | None
+    messages: int
+    bytes: int
+    idle: float
+
+
+class TransactionList(BrokerFacts):
+    """The transactions that a broker works on.
+
+    Attributes:
+        stages: The open stages.
+        committing: The names of those that are being committed.
+        unfinished: Those that are committed and cannot be shown yet, each with the reason.
+        committed: How many committed ones the broker knows.
+    """
+
+    stages: list[StageInfo]
+    committing: list[str]
+    unfinished: list[dict[str, Any]]
+    committed: int
+
+    _parts: ClassVar[Mapping[str, type[BrokerFacts]]] = {"stages": StageInfo}
+
+
+class TransactionInfo(BrokerFacts):
+    """What a broker knows of a transaction.
+
+    Attributes:
+        transaction: Its name.
+        state: How far it is, in a word.
+        stages: Its open stages.
+        unfinished: Why it cannot be shown yet, or None.
+        receipt: What was committed, or None.
+    """
+
+    transaction: str
+    state: str
+    stages: list[StageInfo]
+    unfinished: dict[str, Any] | None
+    receipt: dict[str, Any] | None
+
+    _parts: ClassVar[Mapping[str, type[BrokerFacts]]] = {"stages": StageInfo}

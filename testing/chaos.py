@@ -12,6 +12,9 @@ class Chaos:
     def __init__(self, broker: RunningBroker, proxy: FaultProxy) -> None:
         self._broker, self._proxy = broker, proxy
 
+    def __repr__(self) -> str:
+        return f"<Chaos between {self._broker!r} and its clients>"
+
     def drop_connections(self) -> None:
         """End every connection of the broker's clients; they may connect again at once."""
         self._proxy.drop_connections()

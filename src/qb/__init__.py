@@ -59,7 +59,19 @@ from qb.clients.protocol.fetch_requests import Fetched
 from qb.clients.protocol.message import Message
 from qb.clients.protocol.receipts import Offsets, Receipt, StoredRun
 from qb.clients.protocol.staged_messages import TransactionReceipt
-from qb.clients.results import GroupInfo, ServerInfo, SubscriptionInfo, TopicInfo
+from qb.clients.results import (
+    DeadLetter,
+    GroupInfo,
+    GroupPartitionInfo,
+    OffsetInfo,
+    PartitionInfo,
+    ServerInfo,
+    StageInfo,
+    SubscriptionInfo,
+    TopicInfo,
+    TransactionInfo,
+    TransactionList,
+)
 
 if TYPE_CHECKING:
     from qb.clients.aio.client import AsyncBrokerClient
@@ -80,21 +92,25 @@ __all__ = [
     "BrokerUnavailable",
     "ConnectionLost",
     "Consumer",
+    "DeadLetter",
     "DiskFull",
     "Fetched",
     "Forbidden",
     "GroupInUse",
     "GroupInfo",
+    "GroupPartitionInfo",
     "LimitReached",
     "LogDamaged",
     "LogPoisoned",
     "Message",
     "MessageTooLarge",
     "NotJoined",
+    "OffsetInfo",
     "OffsetOutOfRange",
     "Offsets",
     "OutOfSequence",
     "PartitionHeld",
+    "PartitionInfo",
     "ProducerFenced",
     "PublishFailed",
     "PublishUncertain",
@@ -106,6 +122,7 @@ __all__ = [
     "ServerInfo",
     "ShuttingDown",
     "Stage",
+    "StageInfo",
     "StaleGeneration",
     "StoredRun",
     "Subscriber",
@@ -118,6 +135,8 @@ __all__ = [
     "TopicInUse",
     "TopicInfo",
     "Transaction",
+    "TransactionInfo",
+    "TransactionList",
     "TransactionReceipt",
     "TransactionUnfinished",
     "Unauthenticated",

@@ -8,9 +8,20 @@ from datetime import UTC, datetime
 
 import pytest
 
-from qb import AsyncBrokerClient, BrokerClient, Consumer, GroupInfo, ServerInfo, SubscriptionInfo, TopicInfo
+from qb import (
+    AsyncBrokerClient,
+    BrokerClient,
+    Consumer,
+    DeadLetter,
+    GroupInfo,
+    Message,
+    ServerInfo,
+    SubscriptionInfo,
+    TopicInfo,
+)
 from qb.testing.made_messages import MessageMaker
 from qb.testing.running_broker import RunningBroker
+from tests.support.waiting import wait_until
 
 MOMENT = datetime(2026, 11, 18, 12, 30, tzinfo=UTC)
 
@@ -76,7 +87,68 @@ def test_results_have_attributes_keys_and_a_helpful_repr(qb_client: BrokerClient
 
 
 @pytest.mark.process
-def test_every_fact_that_a_broker_sends_about_a_topic_has_a_typed_attribute(qb_client: BrokerClient) -> None:
+def test_every_fact_that_a_broker_sends_has_a_typed_attribute(qb_client: BrokerClient) -> None:
     qb_client.create_topic("orders")
-    assert {*qb_client.describe_topic("orders")} <= {*TopicInfo.__annotations__}
-    assert {*qb_client.server_info()} <= {*ServerInfo.__annotations__}
+    qb_client.publish("orders", b"tea " * 500, key="k")
+    stage = qb_client.begin_transaction("night-run")
+    with qb_client.transaction("day-run") as transaction:
+        transaction.publish("orders", b"milk")
+    qb_client.commit_offsets("billing", [("orders", 0, 1)])
+    listed = qb_client.list_transactions()
+    (topic, committed, group) = (
+        qb_client.describe_topic("orders"),
+        qb_client.committed_offsets("billing")[0],
+        qb_client.describe_group("billing"),
+    )
+    for fact in (
+        topic, topic.logs[0], qb_client.server_info(), committed, group, group.partitions[0], listed, listed.stages[0],
+        qb_client.show_transaction("day-run"), a_dead_letter(qb_client),
+    ):  # fmt: skip
+        assert {*fact} <= {*type(fact).__annotations__}, type(fact)
+        assert json.loads(json.dumps(fact)) == fact
+        assert len(repr(fact)) < 1_500
+    assert (committed.offset, committed["partition"]) == (1, 0)
+    assert (listed.stages[0].transaction, listed.committed) == ("night-run", 1)
+    assert repr(stage) == f"<Stage {listed.stages[0].stage}, 0 messages>"
+    assert qb_client.show_transaction("day-run").state == "committed"
+
+
+def a_dead_letter(client: BrokerClient) -> DeadLetter:
+    """Return the dead letter of a handler that always fails."""
+
+    def fail(message: Message) -> None:
+        raise ValueError("no tea today")
+
+    with client.create_and_subscribe("till", "orders", fail, max_deliveries=1):
+        wait_until(lambda: len(client.dead_letters("till")) == 2)
+    letter = client.dead_letters("till")[0]
+    assert (letter.offset, letter["offset"], letter.key, letter.malformed) == (0, 0, "k", None)
+    assert "no tea today" in letter.reason
+    assert letter.time.tzinfo is UTC
+    assert "…" in repr(letter), "a long body is cut"
+    return letter
+
+
+@pytest.mark.process
+async def test_what_a_program_holds_says_what_it_is(qb_client: BrokerClient, qb_broker: RunningBroker) -> None:
+    qb_client.create_topic("orders")
+    where = f"127.0.0.1:{qb_broker.port}"
+    assert repr(qb_client) == f"<BrokerClient {where}, connected>"
+    assert repr(BrokerClient(port=1)) == "<BrokerClient 127.0.0.1:1, not connected>"
+    with qb_client.create_and_subscribe("till", "orders", print) as subscriber:
+        assert repr(subscriber) == "<Subscriber of 'till'>"
+    assert repr(Consumer("billing", "orders", host=qb_broker.address)) == f"<Consumer 'billing' of orders, {where}>"
+    transaction = qb_client.transaction("day-run", 7)
+    assert repr(transaction) == "<Transaction day-run number 7, not open>"
+    with transaction:
+        transaction.publish("orders", b"tea" * 1_000)
+        assert repr(transaction) == "<Transaction day-run number 7, open>"
+    assert repr(transaction) == "<Transaction day-run number 7, committed>"
+    receipt = qb_client.publish("orders", b"tea" * 1_000)
+    assert repr(receipt).startswith("Receipt(topic='orders', partition=0, offset=1, ")
+    fetched = qb_client.fetch("orders", 0, 0)
+    assert repr(fetched) == "<2 messages, the next one is 2>"
+    assert repr(fetched[0]) == "<Message orders/0@0, 3000 bytes, attempt 1>"
+    async with AsyncBrokerClient(qb_broker.address) as client:
+        assert repr(client) == f"<AsyncBrokerClient {where}, connected>"
+        assert repr(client.messages("till")) == "<MessageIterator of 'till'>"

@@ -23,7 +23,7 @@ from qb.clients.protocol.fetch_requests import (
     portion_in,
     raw_fetched,
 )
-from qb.clients.results import GroupInfo
+from qb.clients.results import GroupInfo, OffsetInfo
 from qb.core.wire.frames import MessageType
 
 
@@ -179,7 +179,7 @@ class AsyncOffsetAndGroupMethods(AsyncClientBase):
         """
         await self._request("commit_offsets", group=group_id, offsets=list(offsets))
 
-    async def committed_offsets(self, group_id: str, topic: str | None = None) -> list[dict[str, Any]]:
+    async def committed_offsets(self, group_id: str, topic: str | None = None) -> list[OffsetInfo]:
         """Return what a group has committed.
 
         Args:
@@ -187,14 +187,14 @@ class AsyncOffsetAndGroupMethods(AsyncClientBase):
             topic: Only this topic; None returns all.
 
         Returns:
-            A dict of topic, partition, offset and updated_ms for each partition.
+            The next offset to handle, for each partition.
 
         Raises:
             BrokerUnavailable: There is no broker; nothing was asked.
             RequestTimedOut: The broker did not answer within `request_timeout` seconds.
         """
-        committed: list[dict[str, Any]] = await self._request("committed_offsets", group=group_id, topic=topic)
-        return committed
+        committed = await self._request("committed_offsets", group=group_id, topic=topic)
+        return [OffsetInfo(each) for each in committed]
 
     async def list_groups(self) -> list[GroupInfo]:
         """List the groups that have members or committed offsets.
@@ -222,9 +222,7 @@ class AsyncOffsetAndGroupMethods(AsyncClientBase):
         """
         return GroupInfo(await self._request("describe_group", group=group_id))
 
-    async def reset_group(
-        self, group_id: str, topic: str, to: Place, partition: int | None = None
-    ) -> list[dict[str, Any]]:
+    async def reset_group(self, group_id: str, topic: str, to: Place, partition: int | None = None) -> list[OffsetInfo]:
         """Let a group without members go on from another place.
 
         Args:
@@ -240,10 +238,10 @@ class AsyncOffsetAndGroupMethods(AsyncClientBase):
             GroupInUse: The group has members.
             UnknownTopic: There is no such topic.
         """
-        committed: list[dict[str, Any]] = await self._request(
+        committed = await self._request(
             "reset_group", group=group_id, topic=topic, to=place_of(to), partition=partition
         )
-        return committed
+        return [OffsetInfo(each) for each in committed]
 
     async def delete_group(self, group_id: str) -> None:
         """Forget a group without members, and its offsets.

@@ -6,7 +6,7 @@ from typing import Any
 
 from qb.clients.aio.methods.client_base import AsyncClientBase
 from qb.clients.consuming.start_positions import Place, options_of, place_of
-from qb.clients.results import SubscriptionInfo
+from qb.clients.results import DeadLetter, SubscriptionInfo
 
 
 class AsyncSubscriptionAdminMethods(AsyncClientBase):
@@ -177,7 +177,7 @@ class AsyncSubscriptionAdminMethods(AsyncClientBase):
         )
         return explained["text"]
 
-    async def dead_letters(self, subscription_id: str, max: int = 100) -> list[dict[str, Any]]:
+    async def dead_letters(self, subscription_id: str, max: int = 100) -> list[DeadLetter]:
         """List the dead letters of a subscription that are neither retried nor purged, oldest first.
 
         Args:
@@ -190,8 +190,8 @@ class AsyncSubscriptionAdminMethods(AsyncClientBase):
         Raises:
             UnknownSubscription: There is no such subscription.
         """
-        letters: list[dict[str, Any]] = await self._request("dead_letters", subscription_id=subscription_id, max=max)
-        return letters
+        letters = await self._request("dead_letters", subscription_id=subscription_id, max=max)
+        return [DeadLetter(each) for each in letters]
 
     async def retry_dead_letters(self, subscription_id: str, numbers: list[int] | None = None) -> int:
         """Deliver dead letters to their subscription again.

@@ -85,7 +85,7 @@ class AsyncSubscriptionMethods(AsyncSubscriptionAdminMethods):
         async def join(arrival: MessageArrival) -> AsyncJoinedSubscription:
             return await self._handling.join(plan(subscription_id, unused, None, ack, 1, window), arrival)
 
-        return MessageIterator(join)
+        return MessageIterator(join, subscription_id)
 
     # end of async only
 

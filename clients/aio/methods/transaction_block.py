@@ -46,6 +46,12 @@ class AsyncTransaction:
         self._stage: AsyncStage | None = None
         self._open = False
 
+    def __repr__(self) -> str:
+        name = self.transaction_id if self.number is None else f"{self.transaction_id} number {self.number}"
+        committed = self.receipt is not None
+        state = "committed" if committed else "replayed" if self.replayed else "open" if self._open else "not open"
+        return f"<{type(self).__name__} {name}, {state}>"
+
     async def __aenter__(self) -> AsyncTransaction:
         self._link = self._client._link
         if self._client._conversation.transaction_bytes:  # it may fit into one frame: a stage is begun if it does not

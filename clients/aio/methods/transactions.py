@@ -15,6 +15,7 @@ from qb.clients.protocol.staged_messages import (
     receipt_in,
     stages_named,
 )
+from qb.clients.results import TransactionInfo, TransactionList
 from qb.core.wire.frames import MessageType
 
 
@@ -101,7 +102,7 @@ class AsyncTransactionRequests(AsyncTopicMethods):
         aborted: int = ended["aborted"]
         return aborted
 
-    async def list_transactions(self) -> dict[str, Any]:
+    async def list_transactions(self) -> TransactionList:
         """List the open stages and the transactions that are being committed.
 
         Returns:
@@ -111,10 +112,9 @@ class AsyncTransactionRequests(AsyncTopicMethods):
             BrokerUnavailable: There is no broker; nothing was asked.
             RequestTimedOut: The broker did not answer within `request_timeout` seconds.
         """
-        listed: dict[str, Any] = await self._insist(self._deadline(), "list_transactions")
-        return listed
+        return TransactionList(await self._insist(self._deadline(), "list_transactions"))
 
-    async def show_transaction(self, transaction_id: str) -> dict[str, Any]:
+    async def show_transaction(self, transaction_id: str) -> TransactionInfo:
         """Show what the broker knows of a transaction.
 
         Args:
@@ -126,8 +126,8 @@ class AsyncTransactionRequests(AsyncTopicMethods):
         Raises:
             UnknownTransaction: The broker knows none of that name.
         """
-        shown: dict[str, Any] = await self._insist(self._deadline(), "show_transaction", transaction=transaction_id)
-        return shown
+        shown = await self._insist(self._deadline(), "show_transaction", transaction=transaction_id)
+        return TransactionInfo(shown)
 
     async def finish_transaction(self, transaction_id: str) -> TransactionReceipt:
         """Have the broker try at once to finish a committed transaction.

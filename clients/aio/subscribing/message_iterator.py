@@ -44,13 +44,17 @@ class MessageIterator:
 
     Args:
         join: Joins the subscription.
+        subscription_id: The subscription.
     """
 
-    def __init__(self, join: Join) -> None:
-        self._join = join
+    def __init__(self, join: Join, subscription_id: str) -> None:
+        self._join, self._subscription_id = join, subscription_id
         self._arrival = MessageArrival()
         self._joined: AsyncJoinedSubscription | None = None
         self._portion: MessageBatch | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._subscription_id!r}>"
 
     def __aiter__(self) -> MessageIterator:
         return self

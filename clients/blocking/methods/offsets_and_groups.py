@@ -24,7 +24,7 @@ from qb.clients.protocol.fetch_requests import (
     portion_in,
     raw_fetched,
 )
-from qb.clients.results import GroupInfo
+from qb.clients.results import GroupInfo, OffsetInfo
 from qb.core.wire.frames import MessageType
 
 
@@ -180,7 +180,7 @@ class OffsetAndGroupMethods(ClientBase):
         """
         self._request("commit_offsets", group=group_id, offsets=list(offsets))
 
-    def committed_offsets(self, group_id: str, topic: str | None = None) -> list[dict[str, Any]]:
+    def committed_offsets(self, group_id: str, topic: str | None = None) -> list[OffsetInfo]:
         """Return what a group has committed.
 
         Args:
@@ -188,14 +188,14 @@ class OffsetAndGroupMethods(ClientBase):
             topic: Only this topic; None returns all.
 
         Returns:
-            A dict of topic, partition, offset and updated_ms for each partition.
+            The next offset to handle, for each partition.
 
         Raises:
             BrokerUnavailable: There is no broker; nothing was asked.
             RequestTimedOut: The broker did not answer within `request_timeout` seconds.
         """
-        committed: list[dict[str, Any]] = self._request("committed_offsets", group=group_id, topic=topic)
-        return committed
+        committed = self._request("committed_offsets", group=group_id, topic=topic)
+        return [OffsetInfo(each) for each in committed]
 
     def list_groups(self) -> list[GroupInfo]:
         """List the groups that have members or committed offsets.
@@ -223,7 +223,7 @@ class OffsetAndGroupMethods(ClientBase):
         """
         return GroupInfo(self._request("describe_group", group=group_id))
 
-    def reset_group(self, group_id: str, topic: str, to: Place, partition: int | None = None) -> list[dict[str, Any]]:
+    def reset_group(self, group_id: str, topic: str, to: Place, partition: int | None = None) -> list[OffsetInfo]:
         """Let a group without members go on from another place.
 
         Args:
@@ -239,10 +239,8 @@ class OffsetAndGroupMethods(ClientBase):
             GroupInUse: The group has members.
             UnknownTopic: There is no such topic.
         """
-        committed: list[dict[str, Any]] = self._request(
-            "reset_group", group=group_id, topic=topic, to=place_of(to), partition=partition
-        )
-        return committed
+        committed = self._request("reset_group", group=group_id, topic=topic, to=place_of(to), partition=partition)
+        return [OffsetInfo(each) for each in committed]
 
     def delete_group(self, group_id: str) -> None:
         """Forget a group without members, and its offsets.

@@ -35,6 +35,9 @@ class Stage:
         self._book = StageLedger(stage_id, link.abandon)
         self._answered = many_answers()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.stage_id}, {self.messages} messages>"
+
     @property
     def stage_id(self) -> str:
         """What the broker calls it; a commit names it."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from qb.clients.blocking.methods.client_base import ClientBase
 from qb.clients.consuming.start_positions import Place, options_of, place_of
-from qb.clients.results import SubscriptionInfo
+from qb.clients.results import DeadLetter, SubscriptionInfo
 
 
 class SubscriptionAdminMethods(ClientBase):
@@ -178,7 +178,7 @@ class SubscriptionAdminMethods(ClientBase):
         )
         return explained["text"]
 
-    def dead_letters(self, subscription_id: str, max: int = 100) -> list[dict[str, Any]]:
+    def dead_letters(self, subscription_id: str, max: int = 100) -> list[DeadLetter]:
         """List the dead letters of a subscription that are neither retried nor purged, oldest first.
 
         Args:
@@ -191,8 +191,8 @@ class SubscriptionAdminMethods(ClientBase):
         Raises:
             UnknownSubscription: There is no such subscription.
         """
-        letters: list[dict[str, Any]] = self._request("dead_letters", subscription_id=subscription_id, max=max)
-        return letters
+        letters = self._request("dead_letters", subscription_id=subscription_id, max=max)
+        return [DeadLetter(each) for each in letters]
 
     def retry_dead_letters(self, subscription_id: str, numbers: list[int] | None = None) -> int:
         """Deliver dead letters to their subscription again.

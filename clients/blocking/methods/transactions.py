@@ -16,6 +16,7 @@ from qb.clients.protocol.staged_messages import (
     receipt_in,
     stages_named,
 )
+from qb.clients.results import TransactionInfo, TransactionList
 from qb.core.wire.frames import MessageType
 
 
@@ -100,7 +101,7 @@ class TransactionRequests(TopicMethods):
         aborted: int = ended["aborted"]
         return aborted
 
-    def list_transactions(self) -> dict[str, Any]:
+    def list_transactions(self) -> TransactionList:
         """List the open stages and the transactions that are being committed.
 
         Returns:
@@ -110,10 +111,9 @@ class TransactionRequests(TopicMethods):
             BrokerUnavailable: There is no broker; nothing was asked.
             RequestTimedOut: The broker did not answer within `request_timeout` seconds.
         """
-        listed: dict[str, Any] = self._insist(self._deadline(), "list_transactions")
-        return listed
+        return TransactionList(self._insist(self._deadline(), "list_transactions"))
 
-    def show_transaction(self, transaction_id: str) -> dict[str, Any]:
+    def show_transaction(self, transaction_id: str) -> TransactionInfo:
         """Show what the broker knows of a transaction.
 
         Args:
@@ -125,8 +125,8 @@ class TransactionRequests(TopicMethods):
         Raises:
             UnknownTransaction: The broker knows none of that name.
         """
-        shown: dict[str, Any] = self._insist(self._deadline(), "show_transaction", transaction=transaction_id)
-        return shown
+        shown = self._insist(self._deadline(), "show_transaction", transaction=transaction_id)
+        return TransactionInfo(shown)
 
     def finish_transaction(self, transaction_id: str) -> TransactionReceipt:
         """Have the broker try at once to finish a committed transaction.
