@@ -18,6 +18,7 @@ from qb.clients.protocol.conversation import Conversation
 from qb.clients.protocol.forking import call_in_child, used_after_fork
 from qb.clients.protocol.publish_frames import PublishForm
 from qb.clients.protocol.push_listener import PushListener
+from qb.clients.protocol.reconnecting import SILENT_FOR
 from qb.clients.protocol.unacked_publishes import UnackedBatch
 from qb.core.wire.addresses import BrokerAddress
 from qb.core.wire.frames import Frame, Frames
@@ -231,7 +232,14 @@ class AsyncLink:
     async def _wait_for(self, condition: Callable[[], bool], deadline: float) -> bool:
         """Wait, with the task at work. Raises ConnectionLost if the link is closed."""
         task = self._start()
-        await self._connection.changed.wait_for(lambda: condition() or self._task is not task, deadline - now())
+        await self._wait_and_say(lambda: condition() or self._task is not task, deadline)
         if self._task is not task:
             raise ConnectionLost("this client was disconnected by another task")
         return condition()
+
+    async def _wait_and_say(self, condition: Callable[[], bool], deadline: float) -> None:
+        """Wait, and log what for if there is no connection after a second."""
+        changed, seconds = self._connection.changed, deadline - now()
+        if not await changed.wait_for(condition, min(seconds, SILENT_FOR)) and seconds > SILENT_FOR:
+            self._connection.trouble.waited()
+            await changed.wait_for(condition, deadline - now())

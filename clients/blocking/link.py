@@ -29,6 +29,7 @@ from qb.clients.protocol.conversation import Conversation
 from qb.clients.protocol.forking import call_in_child, used_after_fork
 from qb.clients.protocol.publish_frames import PublishForm
 from qb.clients.protocol.push_listener import PushListener
+from qb.clients.protocol.reconnecting import SILENT_FOR
 from qb.clients.protocol.unacked_publishes import UnackedBatch
 from qb.core.wire.addresses import BrokerAddress
 from qb.core.wire.frames import Frame, Frames
@@ -206,14 +207,20 @@ class Link:
         thread, connection = self._start(), self._connection
         connection.wanting += 1
         try:
-            met = connection.changed.wait_for(
-                lambda: condition() or self._thread is not thread, max(deadline - monotonic(), 0)
-            )
+            met = self._wait_and_say(lambda: condition() or self._thread is not thread, deadline)
         finally:
             connection.wanting -= 1
         if self._thread is not thread:
             raise ConnectionLost("this client was disconnected by another thread")
         return met
+
+    def _wait_and_say(self, condition: Callable[[], bool], deadline: float) -> bool:
+        """Wait, and log what for if there is no connection after a second."""
+        connection, seconds = self._connection, max(deadline - monotonic(), 0)
+        if connection.changed.wait_for(condition, min(seconds, SILENT_FOR)) or seconds <= SILENT_FOR:
+            return condition()
+        connection.trouble.waited()
+        return connection.changed.wait_for(condition, max(deadline - monotonic(), 0))
 
     # Asking
 

@@ -64,7 +64,7 @@ class ConnectionTrouble:
 
     def closed(self) -> None:
         """Take note that no connection is wanted any more."""
-        self._up, self._failed_in_turn, self._down_since = False, 0, None
+        self._up, self._failed_in_turn, self._down_since, self._logged = False, 0, None, False
 
     def note(self, error: BaseException) -> None:
         """Take note of why there is no connection (any more)."""
@@ -75,16 +75,17 @@ class ConnectionTrouble:
             log.warning("lost the connection: %s; connecting again", self._text)
         else:
             self._failed_in_turn += 1
-            self._log_once()
+            now = time.monotonic()
+            self._down_since = self._down_since or now
+            if now - self._down_since >= SILENT_FOR:
+                self.waited()
         if was_up or self._failed_in_turn % len(self._servers) == 0:
             self.failures += 1
         self._turn = (self._turn + 1) % len(self._servers)
 
-    def _log_once(self) -> None:
-        """Say what is waited for, if that has taken long and is not said yet."""
-        now = time.monotonic()
-        self._down_since = self._down_since or now
-        if not self._logged and now - self._down_since >= SILENT_FOR:
+    def waited(self) -> None:
+        """A connection has been waited for SILENT_FOR seconds: say what for, if that is not said yet."""
+        if not self._up and not self._logged:
             self._logged = True
             log.warning("waiting for a broker: %s", self._text)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -122,11 +124,51 @@ def test_a_client_that_finds_no_broker_says_after_a_second_what_it_waits_for(
     assert "waiting for a broker: nothing listens on 127.0.0.1:1" in caplog.text
 
 
+FIRST_PUBLISH = """
+import sys, threading, qb
+port, how = int(sys.argv[1]), sys.argv[2]
+def blocking():
+    client = qb.BrokerClient(port=port, request_timeout=1.5)
+    others = [threading.Thread(target=publish, args=(client,)) for _ in range(3)]
+    [each.start() for each in others]
+    publish(client)
+    [each.join() for each in others]
+def publish(client):
+    try:
+        client.publish("orders", b"tea")
+    except qb.BrokerUnavailable:
+        pass
+async def waiting():
+    try:
+        async with qb.AsyncBrokerClient(port=port, connect_wait=1.5):
+            pass
+    except qb.BrokerUnavailable:
+        pass
+if how == "blocking":
+    blocking()
+elif how == "asyncio":
+    import asyncio
+    asyncio.run(waiting())
+else:
+    import trio
+    trio.run(waiting)
+"""
+
+
 @pytest.mark.process
-def test_a_first_publish_without_a_broker_says_what_it_waits_for(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("how", ["blocking", "asyncio", "trio"])
+def test_a_first_call_without_a_broker_says_after_a_second_and_once_what_it_waits_for(how: str) -> None:
+    """In a program that has not configured logging; the call gives up after 1.5 seconds."""
     port = free_port()
-    with pytest.raises(BrokerUnavailable):
-        BrokerClient(port=port, request_timeout=4).publish("orders", b"tea")
-    assert [record.getMessage() for record in caplog.records] == [
+    command = [sys.executable, "-c", FIRST_PUBLISH, str(port), how]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert run.stderr.splitlines() == [
         f"waiting for a broker: nothing listens on 127.0.0.1:{port}; start the broker with: qb-server"
     ]
+
+
+@pytest.mark.process
+def test_a_call_that_is_answered_within_a_second_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(BrokerUnavailable):
+        BrokerClient(port=free_port(), request_timeout=0.5).publish("orders", b"tea")
+    assert caplog.records == []
