@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import trio
 
 from qb.core.push.delivery_sinks import DeliverySink
+from qb.core.push.partition_turns import PartitionTurns
 from qb.core.push.stored_slices import READ_BYTES
 from qb.core.subscriptions.messages.deadlines import NEVER
 from qb.core.subscriptions.push_decisions import DeadLetterDecision, Decision
@@ -17,8 +17,6 @@ from qb.core.subscriptions.subscription import Subscription
 from qb.core.wire.errors import UnknownSubscription
 from qb.storage.engine import PartitionLog, StoredChunk
 from qb.storage.faults import Fault
-
-PARTITIONS_A_ROUND = 16  # that are read and share the windows; the others have their turn in the next rounds
 
 
 class SaveSchedule:
@@ -74,7 +72,7 @@ class ActiveSubscription:
         self.subscription = subscription
         self.logs = logs  # replaced as a whole, never changed: it may be iterated over while others run
         self.sinks: dict[str, DeliverySink] = {}
-        self.unread: OrderedDict[int, None] = OrderedDict()  # partitions that may have more to read, in turn, if joined
+        self.unread = PartitionTurns()  # partitions that may have more to read, if joined
         self.delivered_messages = 0  # since the start
         self.delivered_bytes = 0
         self.service = Fault(f"subscription {name}")  # while it has one, it is suspended
@@ -110,7 +108,7 @@ class ActiveSubscription:
         """Return the visible end of each partition."""
         return {partition: log.end_offset for partition, log in self.logs.items()}
 
-    def to_read(self) -> Iterator[tuple[int, PartitionLog, int, int]]:
+    def to_read(self, now: float) -> Iterator[tuple[int, PartitionLog, int, int]]:
         """Yield where there are messages that could go out: partition, log, offset, and about how many bytes.
 
         Only partitions that have moved since they were last read to their ends are looked at, some of them a round.
@@ -118,22 +116,22 @@ class ActiveSubscription:
         for sink in self.sinks.values():
             self.subscription.block(sink.name, sink.full)
         room = self.subscription.room()
-        left = min(PARTITIONS_A_ROUND, len(self.unread)) if room else 0
-        share = -(-room // left) if left else 0
-        for _ in range(len(self.unread) if left else 0):
-            if not left or not self.unread:  # others run while one is read
-                return
-            partition = next(iter(self.unread))
-            self.unread.move_to_end(partition)
+        if not room or not self.unread:
+            return
+        share = -(-room // self.unread.begin_round(now))
+        for partition in self.unread:
             each, wanted = self.logs[partition], self.subscription.wanted(partition)
             if wanted and wanted.start < each.first_offset:
                 self.subscription.advance(partition, each.first_offset)
                 wanted = self.subscription.wanted(partition)
+            count = min(len(wanted), share, each.end_offset - wanted.start)
             if wanted.start >= each.end_offset:
-                del self.unread[partition]
-            elif wanted:
-                left -= 1
+                self.unread.discard(partition)
+            elif count > 0:
                 yield partition, each, wanted.start, self.bytes_for(min(len(wanted), share))
+                room -= count
+                if room <= 0:
+                    return
 
     def to_save(self) -> PendingSave:
         """Return what is to be made durable: what has changed since the last time, for those that wait for it."""

@@ -119,10 +119,10 @@ class DeliveryRounds:
     def read_again(self, active: ActiveSubscription, partitions: Iterable[int]) -> None:
         """Look at these partitions in the next round: there may be messages that were not offered yet."""
         if active.unwatch:
-            active.unread.update(dict.fromkeys(partitions))
+            active.unread.add(partitions)
 
     def _published(self, active: ActiveSubscription, partition: int) -> None:
-        active.unread[partition] = None
+        active.unread.add((partition,))
         self.serve(active)
 
     # Serving
@@ -250,7 +250,7 @@ class DeliveryRounds:
     def _read_recent(self, active: ActiveSubscription) -> dict[int, StoredChunk] | None:
         """Return what could go out, by partition, or None if memory does not have all of it."""
         chunks: dict[int, StoredChunk] = {}
-        for partition, each, offset, size in active.to_read():
+        for partition, each, offset, size in active.to_read(trio.current_time()):
             chunk = each.read_recent(offset, size)
             if chunk is None:
                 return None
@@ -260,7 +260,7 @@ class DeliveryRounds:
     async def _read(self, active: ActiveSubscription) -> dict[int, StoredChunk]:
         """Return what could go out, by partition."""
         chunks: dict[int, StoredChunk] = {}
-        for partition, each, offset, size in active.to_read():
+        for partition, each, offset, size in active.to_read(trio.current_time()):
             chunks[partition] = each.read_recent(offset, size) or await each.read(offset, size)
         return chunks
 
@@ -269,12 +269,14 @@ class DeliveryRounds:
     def _decide(self, active: ActiveSubscription, chunks: Mapping[int, StoredChunk]) -> PushRound:
         """Offer the subscription what was read; returns what it decides."""
         subscription = active.subscription
+        room = subscription.room()  # what is offered beyond it would have to be read again when it goes out
         for partition, chunk in chunks.items():
             active.note_size(chunk)
             wanted = subscription.wanted(partition)
-            if wanted.start != chunk.first_offset:
-                continue  # a seek came in between
-            usable = min(len(chunk.positions), len(wanted))
+            usable = min(len(chunk.positions), len(wanted), room)
+            if wanted.start != chunk.first_offset or not usable:
+                continue  # a seek came in between, or the others have taken all the room
+            room -= usable
             if subscription.options.mode is SubscriptionMode.KEY_SHARED:
                 subscription.offer_keys(partition, chunk.first_offset, keys_of(chunk)[:usable])
             else:

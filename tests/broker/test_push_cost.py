@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import trio
 
-from qb.core.push.active_subscription import PARTITIONS_A_ROUND
+from qb.core.push import delivery_rounds
+from qb.core.push.partition_turns import PARTITIONS_A_ROUND
 from qb.core.subscriptions import dispatch
 from qb.core.subscriptions.subscription import Subscription
 from qb.storage.metadata.metadata_store import MetadataStore
@@ -137,3 +138,27 @@ async def test_a_subscription_of_a_data_directory_from_before_is_read(a_broker) 
         async with a_broker() as connect:
             described = await (await connect()).call("describe_subscription", subscription_id="s")
             assert (described["waiting"], described["redelivered"], described["lag"]) == (1, 7, 1)
+
+
+async def test_what_goes_out_is_cut_from_what_the_same_round_has_read(a_broker, monkeypatch) -> None:
+    """A message that is offered without room for it has to be read once more."""
+    read_again = []
+    collect_recent = delivery_rounds.collect_recent
+
+    def checking(log: Any, runs: Any, chunk: Any) -> Any:
+        if chunk is None or not all(chunk.first_offset <= run[0] and run[-1] < chunk.next_offset for run in runs):
+            read_again.append(runs)
+        return collect_recent(log, runs, chunk)
+
+    monkeypatch.setattr(delivery_rounds, "collect_recent", checking)
+    with trio.fail_after(60):
+        async with a_broker() as connect:
+            publisher = await a_topic(connect, partitions="5")
+            for number in range(100):
+                await publisher.publish("a", b"x" * (number % 7) ** 3, partition=str(number % 5))
+            await publisher.call("create_subscription", subscription_id="s", topic="a", options={"max_in_flight": 50})
+            subscriber = Delivered(await joined(connect))
+            for _ in range(4):
+                pushed = [await subscriber.next() for _ in range(25)]
+                await subscriber.settle(acks=[[partition, offset] for partition, offset, _, _ in pushed])
+            assert not read_again
