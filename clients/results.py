@@ -49,7 +49,7 @@ class PartitionInfo(BrokerFacts):
         bytes: How many bytes its log takes.
         segments: How many segments its log has.
         status: "ok", "held" (by an unfinished transaction), "poisoned" or "damaged".
-        reason: Why it is not ok; only then.
+        reason: Why it is not ok, or None.
     """
 
     partition: int
@@ -58,7 +58,7 @@ class PartitionInfo(BrokerFacts):
     bytes: int
     segments: int
     status: str
-    reason: str
+    reason: str | None
 
 
 class TopicInfo(BrokerFacts):

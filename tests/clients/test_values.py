@@ -52,14 +52,22 @@ async def test_json_properties_and_times_arrive_as_they_were_given(
     qb_client.publish("orders", b"tea", properties={"content-type": "text"}, timestamp_ms=MOMENT)
     qb_client.publish_text("orders", "tea", properties={"content-type": "text"})
     qb_client.publish_many("orders", [b"a"], timestamp_ms=MOMENT)
+    with qb_client.transaction("one") as transaction:
+        transaction.publish_json("orders", Order(8, "cake"), timestamp_ms=MOMENT, properties={"a-b": "c"}, colour="red")
+        transaction.publish_many("orders", [b"a"], timestamp_ms=MOMENT)
     async with AsyncBrokerClient(qb_broker.address) as client:
         await client.publish_json("orders", [1], properties={"a": "b"})
-    first, second, third, fourth, fifth = qb_client.fetch("orders", 0, 0)
+    first, second, third, many, staged, fourth, fifth = qb_client.fetch("orders", 0, 0)
+    assert (staged.json(Order), staged.time, staged.properties) == (
+        Order(8, "cake"),
+        MOMENT,
+        {"a-b": "c", "colour": "red"},
+    )
     assert (first.json(Order), first.key, first.time) == (Order(7, "tea"), "k", MOMENT)
     assert first.properties == {"content-type": "json", "colour": "red"}, "a keyword wins"
     assert (second.properties, second.time) == ({"content-type": "text"}, MOMENT)
     assert third.properties == {"content-type": "text"}
-    assert fourth.time == MOMENT
+    assert many.time == fourth.time == MOMENT
     assert (fifth.json(), fifth.properties) == ([1], {"a": "b"})
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import aclosing, suppress
+from datetime import datetime
 from types import TracebackType
+from typing import Any
 
 from qb.clients.aio.body_batches import Bodies, portions
 from qb.clients.aio.methods.stages import AsyncStage
 from qb.clients.aio.methods.transactions import AsyncTransactionRequests
 from qb.clients.aio.waiting import now, shielded
 from qb.clients.protocol.client_errors import QBError
+from qb.clients.protocol.fetch_requests import milliseconds
+from qb.clients.protocol.message import to_json
 from qb.clients.protocol.partition_spread import PartitionSpread, SinglePartition, check_keys
 from qb.clients.protocol.publish_frames import Body, PublishForm
 from qb.clients.protocol.staged_messages import (
@@ -69,8 +73,9 @@ class AsyncTransaction:
         partition: int | None = None,
         key: str | None = None,
         *,
-        timestamp_ms: int = 0,
-        **properties: str,
+        timestamp_ms: int | datetime = 0,
+        properties: Mapping[str, str] | None = None,
+        **more: str,
     ) -> None:
         """Add one message.
 
@@ -79,8 +84,9 @@ class AsyncTransaction:
             data: The body: bytes, a bytearray or a memoryview.
             partition: The partition; None lets the key choose, or takes turns.
             key: Messages with one key go to one partition, in order.
-            timestamp_ms: The time of the message in milliseconds since 1970; 0 takes this client's clock.
-            **properties: Text to store beside the body.
+            timestamp_ms: The time of the message: a datetime, or milliseconds since 1970; 0 takes this client's clock.
+            properties: Text to store beside the body.
+            **more: More of it, as keywords.
 
         Raises:
             UnknownTopic: There is no such topic.
@@ -90,9 +96,39 @@ class AsyncTransaction:
             TypeError: The body is not bytes.
             QBError: As AsyncStage.add().
         """
-        form = PublishForm(topic, partition, key, carried(properties), timestamp_ms or now_ms())
+        beside = carried({**(properties or {}), **more})
+        form = PublishForm(topic, partition, key, beside, milliseconds(timestamp_ms) or now_ms())
         partition = self._routes.choose(topic, partition, key, await self._partitions(topic, partition))
         await self._add(SinglePartition(form, partition), (data,))
+
+    async def publish_json(
+        self,
+        topic: str,
+        value: Any,
+        partition: int | None = None,
+        key: str | None = None,
+        *,
+        timestamp_ms: int | datetime = 0,
+        properties: Mapping[str, str] | None = None,
+        **more: str,
+    ) -> None:
+        """Add one message whose body is a value in JSON.
+
+        Args:
+            topic: The topic.
+            value: What JSON can carry: also a dataclass, a datetime, a msgspec.Struct and the like.
+            partition: The partition; None lets the key choose, or takes turns.
+            key: Messages with one key go to one partition, in order.
+            timestamp_ms: The time of the message: a datetime, or milliseconds since 1970; 0 takes this client's clock.
+            properties: Text to store beside the body.
+            **more: More of it, as keywords.
+
+        Raises:
+            TypeError: JSON cannot carry the value.
+            QBError: As publish().
+        """
+        beside = {**(properties or {}), **more}
+        await self.publish(topic, to_json(value), partition, key, timestamp_ms=timestamp_ms, properties=beside)
 
     async def publish_many(
         self,
@@ -103,7 +139,7 @@ class AsyncTransaction:
         properties: Mapping[str, str] | None = None,
         *,
         keys: Iterable[str | None] | None = None,
-        timestamp_ms: int = 0,
+        timestamp_ms: int | datetime = 0,
     ) -> int:
         """Add many messages in order.
 
@@ -116,7 +152,7 @@ class AsyncTransaction:
             key: The key of all of them.
             properties: Text to store beside each body.
             keys: The key of each body.
-            timestamp_ms: The time of all of them in milliseconds since 1970; 0 takes this client's clock.
+            timestamp_ms: The time of all of them: a datetime, or milliseconds since 1970; 0 takes this client's clock.
 
         Returns:
             How many bodies there were.
@@ -126,7 +162,7 @@ class AsyncTransaction:
             Exception: What the iterable itself raised, unchanged.
         """
         check_keys(partition, key, keys)
-        timestamp_ms, properties = timestamp_ms or now_ms(), carried(properties or {})
+        timestamp_ms, properties = milliseconds(timestamp_ms) or now_ms(), carried(properties or {})
         form = PublishForm(topic, partition, key, properties, timestamp_ms)
         count = await self._partitions(topic, partition)
         with self._draft.complete():
