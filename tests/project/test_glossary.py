@@ -70,7 +70,7 @@ SUBJECTLESS |= {"no one", "whoever", "whomever", "whosoever"}
 OWN_MEANING = re.compile(r"(in|out of)[ _-]flight", re.IGNORECASE)
 KINDS = (".py", ".md", ".js", ".html", ".css", ".cfg", ".toml")
 FOLDERS = ("benchmarks", "cli", "clients", "core", "docs", "doors", "examples", "pyspark_qb")
-FOLDERS += ("src/qb", "storage", "testing", "tests", "tools")
+FOLDERS += ("replication", "src/qb", "storage", "testing", "tests", "tools")
 
 
 def texts() -> dict[str, str]:

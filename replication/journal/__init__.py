@@ -1,0 +1,1 @@
+"""One totally ordered journal with one writer at a time."""

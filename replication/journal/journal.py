@@ -1,0 +1,151 @@
+"""The journal as a broker uses it: append, read, follow, take over, trim."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import NamedTuple
+
+import trio
+
+from qb.replication.journal.append_window import Committed
+from qb.replication.journal.journal_records import JournalRecordKind, PayloadAssembly, decode_fence
+from qb.replication.journal.journal_store import JournalError, JournalStore, StoredRecord, Timers
+from qb.replication.journal.journal_writer import WINDOW, JournalWriter
+from qb.replication.journal.record_chain import ChainPoint, ChainReader
+from qb.replication.journal.takeover import READ_AT_ONCE, TakenOver
+
+START = ChainPoint()
+
+
+class JournalEntry(NamedTuple):
+    """A payload that was appended, or a fence (payload None), and the point behind it, where a reader may go on."""
+
+    position: int
+    epoch: int
+    payload: bytes | None
+    point: ChainPoint
+
+
+class EntryReader:
+    """Makes entries of stored records: skips void ones, puts pieces together."""
+
+    def __init__(self, point: ChainPoint) -> None:
+        self._chain = ChainReader(point)
+        self._assembly = PayloadAssembly()
+
+    @property
+    def next(self) -> int:
+        """The position to read from."""
+        return self._chain.next
+
+    def take(self, records: Sequence[StoredRecord]) -> list[JournalEntry]:
+        """Return the entries that these records complete. Raises JournalLost, JournalGap."""
+        return [entry for each in records for entry in self._take(each)]
+
+    def _take(self, stored: StoredRecord) -> list[JournalEntry]:
+        entries = []
+        for position, record in self._chain.take((stored,)):
+            payload = self._assembly.take(record)
+            fence = decode_fence(record.payload) if record.kind is JournalRecordKind.FENCE else None
+            if payload is not None or (fence is not None and fence.index == 0):
+                entries.append(JournalEntry(position, record.epoch, payload, self._chain.point))
+        return entries
+
+
+class Journal:
+    """A totally ordered row of payloads, written by one owner at a time. Belongs to the event loop's thread.
+
+    `timers` must run as long as it is used.
+
+    Example:
+        >>> taken = await journal.take_over()
+        >>> journal.append(b"a sealed batch", lambda outcome: print("at position", outcome))
+    """
+
+    def __init__(
+        self,
+        store: JournalStore,
+        timers: Timers,
+        owner: str,
+        *,
+        window: int = WINDOW,
+        draw: random.Random | None = None,
+    ) -> None:
+        """Use a store as `owner`, a name for people. At most `window` appends (1 to 255) are in flight."""
+        self._store = store
+        self._writer = JournalWriter(store, timers, owner, window=window, draw=draw)
+
+    def append(self, payload: bytes, committed: Committed) -> None:
+        """Append a payload behind all before it. Does not block.
+
+        `committed` is called once, later and in order: with the position of the payload, or with Fenced or
+        JournalLost. After an error the payload may be stored or not: this owner must behave as if it had been killed.
+        """
+        self._writer.append(payload, committed)
+
+    @property
+    def in_flight(self) -> int:
+        """How many records are appended and not committed."""
+        return self._writer.in_flight
+
+    @property
+    def failure(self) -> JournalError | None:
+        """Why this owner writes no more."""
+        return self._writer.failure
+
+    def stop(self, error: JournalError) -> None:
+        """Write nothing more; all open appends are answered with the error."""
+        self._writer.stop(error)
+
+    async def take_over(self, point: ChainPoint = START) -> TakenOver:
+        """Become the owner: fence all owners before us, reading on from `point`. Returns the tenure and the end.
+
+        It tries again until it is known who owns the journal, so give it a time limit.
+        Raises Fenced (another owner was quicker), JournalLost, JournalGap.
+        """
+        outcome: TakenOver | JournalError | None = None
+        done = trio.Event()
+
+        def finish(result: TakenOver | JournalError) -> None:
+            nonlocal outcome
+            outcome = result
+            done.set()
+
+        self._writer.take_over(point, finish)
+        await done.wait()
+        if isinstance(outcome, JournalError):
+            raise outcome
+        assert outcome is not None
+        return outcome
+
+    async def read(self, point: ChainPoint = START, most: int = READ_AT_ONCE) -> list[JournalEntry]:
+        """Return entries behind a point, from at most `most` records. They may be outdated: decide nothing by them.
+
+        An empty list means the end, or that the store did not answer. Raises JournalLost, JournalGap.
+        """
+        reader = EntryReader(point)
+        records: Sequence[StoredRecord] = ()
+        done = trio.Event()
+
+        def found(result: Sequence[StoredRecord] | None) -> None:
+            nonlocal records
+            records = result or ()
+            done.set()
+
+        self._store.look(reader.next, most + (point.position > 0), found)
+        await done.wait()
+        return reader.take(records)
+
+    async def follow(self, point: ChainPoint = START) -> AsyncGenerator[list[JournalEntry], None]:
+        """Yield the entries behind a point, as they come, for ever. Raises JournalLost, JournalGap."""
+        reader = EntryReader(point)
+        async with aclosing(self._store.follow(reader.next)) as following:
+            async for records in following:
+                if entries := reader.take(records):
+                    yield entries
+
+    async def trim(self, before: int) -> None:
+        """Remove the records below a position: only what a journalled drop or a snapshot has made superfluous."""
+        await self._store.trim(before)

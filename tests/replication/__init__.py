@@ -1,0 +1,1 @@
+"""Tests of the journal, the NATS client and the lease."""
