@@ -58,9 +58,7 @@ class Inbox:
         self.urgent = False  # is there something that must be sent before the next handler starts?
         self.held = 0  # messages delivered and not yet settled
         self.unsent = 0  # settled messages of which the broker does not know
-        self._enough = min(FLUSH, max(1, terms.window // 2))  # unsent ones that are worth a frame
-        one_by_one = not manner.batches and (manner.manual or manner.concurrency > 1)
-        self._most = 1 if one_by_one else self._enough
+        self._one_by_one = not manner.batches and (manner.manual or manner.concurrency > 1)
         self._key_order = KeySequencer(manner.manual or manner.concurrency > 1) if terms.keyed else None
         self._deliveries: deque[DeliveredFrames] = deque()
         self._running = 0  # portions whose handlers have not returned
@@ -131,7 +129,7 @@ class Inbox:
             delivery = self._deliveries[0]
             if delivery.suspects and self._running:
                 return []
-            found = delivery.read(self._most if delivery.attempt == 1 else 1)
+            found = delivery.read(1 if self._one_by_one or delivery.attempt > 1 else self._enough)
             if delivery.exhausted:
                 self._deliveries.popleft()
             if self._key_order and found:
@@ -283,6 +281,12 @@ class Inbox:
     def has_unsent(self) -> bool:
         """Is there anything to send to the broker?"""
         return bool(self._bodies or self.unsent or self._started or self._extensions or self._extend_all)
+
+    @property
+    def _enough(self) -> int:
+        """How many unsent acks are worth a frame: half a window, which may have grown since we joined."""
+        window = max(self.terms.window, self.held + self.unsent)
+        return min(FLUSH, max(1, window // 2))
 
     @property
     def full(self) -> bool:

@@ -83,7 +83,7 @@ class ActiveSubscription:
         self.unfinished: PushRound | None = None  # what a round left for a task, since it has to wait
         self.unwatch: list[Callable[[], None]] = []
         self.saving = SaveSchedule(self)
-        self._message_bytes = float(READ_BYTES)  # of the messages read last; as large as can be until we know
+        self.message_bytes = float(READ_BYTES)  # of the messages read last; as large as can be until we know
 
     @property
     def fault(self) -> str | None:
@@ -97,12 +97,12 @@ class ActiveSubscription:
 
     def bytes_for(self, count: int) -> int:
         """Estimate the size in bytes of `count` messages, so that no more is read than is wanted."""
-        return min(READ_BYTES, int(count * self._message_bytes) + 1)
+        return min(READ_BYTES, int(count * self.message_bytes) + 1)
 
     def note_size(self, chunk: StoredChunk) -> None:
         """Learn how large messages are."""
         if chunk.positions:
-            self._message_bytes = chunk.size / len(chunk.positions)
+            self.message_bytes = chunk.size / len(chunk.positions)
 
     def ends(self) -> dict[int, int]:
         """Return the visible end of each partition."""

@@ -272,6 +272,7 @@ class DeliveryRounds:
         room = subscription.room()  # what is offered beyond it would have to be read again when it goes out
         for partition, chunk in chunks.items():
             active.note_size(chunk)
+            subscription.note_message_bytes(active.message_bytes)
             wanted = subscription.wanted(partition)
             usable = min(len(chunk.positions), len(wanted), room)
             if wanted.start != chunk.first_offset or not usable:

@@ -36,6 +36,7 @@ def ack(state: SubscriptionState, name: str, partition: int, runs: Iterable[rang
         acked += len(run) - left
     if acked:
         subscriber.note_unsaved(acked, state.snapshots + 1)
+        subscriber.adapt(acked, state.message_bytes, now)
         state.acked += acked
         state.breaker.acked(acked, now)
     return acked

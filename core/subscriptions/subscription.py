@@ -186,8 +186,7 @@ class Subscription:
             raise SubscriptionBusy(f"subscription {state.name!r} is exclusive and {holder!r} has joined it")
         if window is not None:
             check_between("window", window, 1, LARGEST_WINDOW)
-        most = state.options.max_in_flight
-        subscriber = JoinedSubscriber(name, min(window or most, most), announces)
+        subscriber = JoinedSubscriber(name, state.options.window(window), announces)
         state.subscribers[name] = subscriber
         state.round_robin.join(subscriber)
 
@@ -198,6 +197,14 @@ class Subscription:
     def died(self, name: str, now: float) -> None:
         """The subscriber's connection was lost. Raises NotJoined."""
         failures.died(self._state, name, now)
+
+    def window(self, name: str) -> int:
+        """Return how many messages may be in flight to a subscriber now. Raises NotJoined."""
+        return self._state.member(name).window
+
+    def note_message_bytes(self, size: float) -> None:
+        """Messages take about so many bytes: a window that adapts itself is bounded by them."""
+        self._state.message_bytes = size
 
     def block(self, name: str, blocked: bool) -> None:
         """Give a subscriber nothing more while its connection takes nothing more. Raises NotJoined."""

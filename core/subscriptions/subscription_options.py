@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from qb.core.subscriptions.messages.adaptive_window import MOST
 from qb.core.wire.argument_errors import in_words
 from qb.core.wire.errors import BadRequest
 from qb.core.wire.names import DEAD_LETTERS
@@ -59,15 +60,22 @@ class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
     mode: SubscriptionMode = SubscriptionMode.SHARED
     ack_deadline: float = 30.0
-    max_in_flight: int = 1000  # per subscriber
+    max_in_flight: int | None = None  # per subscriber; None: the window adapts itself
     max_deliveries: int = 16  # failures until the dead letter; 0: never
     backoff: RetryBackoff = RetryBackoff()
     dead_letter_topic: str | None = None  # None: dead_letters_of()
 
     def __post_init__(self) -> None:
         check_between("ack_deadline", self.ack_deadline, 0.01, LONGEST)
-        check_between("max_in_flight", self.max_in_flight, 1, LARGEST_WINDOW)
+        if self.max_in_flight is not None:
+            check_between("max_in_flight", self.max_in_flight, 1, LARGEST_WINDOW)
         check_between("max_deliveries", self.max_deliveries, 0, 1_000_000)
+
+    def window(self, asked: int | None) -> int | None:
+        """Return the fixed window of a subscriber that asked for one, or did not; None: it adapts itself."""
+        if asked is None:
+            return self.max_in_flight
+        return min(asked, MOST if self.max_in_flight is None else self.max_in_flight)
 
     def dead_letters_of(self, subscription_id: str) -> str:
         """Return the topic for this subscription's dead letters."""

@@ -225,7 +225,8 @@ def _window(member: JoinedSubscriber) -> str:
     if member.reserved:
         return f"{member.name} (kept for a message that has to be alone)"
     unsaved = f", {member.unsaved} acks are being saved" if member.unsaved else ""
-    return f"{member.name} ({member.in_flight} of {member.window} in flight{unsaved})"
+    adapts = ", a window that adapts itself" if member.adapting else ""
+    return f"{member.name} ({member.in_flight} of {member.window} in flight{adapts}{unsaved})"
 
 
 def _settled(cursor: Cursor, offset: int, now: float) -> str:

@@ -57,6 +57,7 @@ class SubscriptionState:
         self.backing_off: Deadlines[MessageRecord] = Deadlines()
         self.dead_lettering: list[DeadLetterDecision] = []  # not yet returned by decide()
         self.breaker = OutageBreaker()
+        self.message_bytes = 0.0  # about the size of a message; 0: not known yet
 
     def cursor(self, partition: int) -> Cursor:
         """Return a partition's cursor. Raises BadRequest."""

@@ -60,7 +60,7 @@ class JoinedSubscriptions:
             "topic": active.topic,
             "mode": options.mode.value,
             "ack_deadline": f"{options.ack_deadline:g}",
-            "window": str(min(window or options.max_in_flight, options.max_in_flight)),
+            "window": str(active.subscription.window(member)),
         }
 
     def join_with(

@@ -201,6 +201,18 @@ def test_what_is_too_much_for_one_settle_goes_out_in_several_in_order() -> None:
     assert shown == squares
 
 
+def test_a_window_that_has_grown_is_refilled_half_way() -> None:
+    stay = Stay(window=10)
+    stay.deliver(range(100))
+    portion = stay.take()
+    assert len(portion.messages) == 50
+    portion.done = 49
+    stay.inbox.tick(0)
+    assert not stay.inbox.full
+    stay.finish(portion)
+    assert stay.inbox.full
+
+
 def test_a_small_window_is_refilled_half_way() -> None:
     stay = Stay(window=10)
     stay.deliver(range(10))

@@ -561,7 +561,7 @@ def test_bad_options_are_refused_by_name(options: dict[str, object], words: str)
 
 def test_options_have_sound_defaults() -> None:
     options = parse_options({})
-    assert (options.mode, options.ack_deadline, options.max_in_flight) == (SubscriptionMode.SHARED, 30, 1000)
+    assert (options.mode, options.ack_deadline, options.max_in_flight) == (SubscriptionMode.SHARED, 30, None)
     assert options.dead_letters_of("jobs") == "jobs.dead-letters"
     assert parse_options({"dead_letter_topic": "graves"}).dead_letters_of("jobs") == "graves"
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from qb.core.pacing import AT_ONCE
+from qb.core.subscriptions.messages.adaptive_window import LEAST, AdaptiveWindow
 from qb.core.subscriptions.messages.leases import Lease, LeaseIndex
 from qb.core.wire.offset_runs import intersect
 
@@ -13,9 +14,11 @@ from qb.core.wire.offset_runs import intersect
 class JoinedSubscriber:
     """One joined subscriber."""
 
-    def __init__(self, name: str, window: int, announces: bool) -> None:
+    def __init__(self, name: str, window: int | None, announces: bool) -> None:
+        """`window` is fixed; None: it adapts itself."""
         self.name = name
-        self.window = window
+        self.window = LEAST if window is None else window
+        self.adapting = AdaptiveWindow() if window is None else None
         self.announces = announces  # names redelivered messages before it handles them
         self.in_flight = 0
         self.unsaved = 0  # acked, but not durably yet: these keep their slots of the window
@@ -41,6 +44,12 @@ class JoinedSubscriber:
         """So many messages were acked; the snapshot of this number will be the first to have them."""
         self.unsaved += count
         self._acked[number] = self._acked.get(number, 0) + count
+
+    def adapt(self, count: int, message_bytes: float, now: float) -> None:
+        """So many messages were acked: let a window that adapts itself follow the pace."""
+        if self.adapting is not None:
+            self.adapting.acked(count, message_bytes, now)
+            self.window = self.adapting.size
 
     def unsaved_in(self, number: int) -> int:
         """How many slots the durability of this one snapshot will free."""

@@ -71,10 +71,7 @@ class StreamRegistry:
         self._broker.check_open()
         active = self._broker.subscriptions.active(subscription_id)
         subscriber = StreamSubscriber(active, self._deliveries, peer, auto_ack=auto_ack, closed=self._remember)
-        most = active.subscription.options.max_in_flight
-        self._deliveries.join(
-            active, subscriber, min(WINDOW, most) if window is None else min(window, NARROW), announces=False
-        )
+        self._deliveries.join(active, subscriber, WINDOW if window is None else min(window, NARROW), announces=False)
         self._open[subscriber.id] = subscriber
         if auto_ack:
             self._send_again(active, last_event_id)

@@ -1,0 +1,38 @@
+"""The width of a window that follows the pace of its subscriber."""
+
+from __future__ import annotations
+
+LEAST = 1_000  # messages: with these it begins, and it is never narrower
+MOST = 10_000  # messages: a kill brings again no more than these
+MOST_BYTES = 4 * 2**20  # of messages in flight in a window that has grown
+AHEAD = 0.02  # seconds: a window holds what its subscriber acks in this time
+
+
+class AdaptiveWindow:
+    """As many messages as the subscriber acks in a moment, within bounds.
+
+    A narrow window makes a quick handler wait for the network and the disk; a wide one keeps messages from other
+    subscribers, and a kill brings all of it again. Both are measured in time, so the pace decides. It is looked at once
+    in a window of acks, and changes the width by a factor of two at most.
+    """
+
+    __slots__ = ("_acked", "_since", "size")
+
+    def __init__(self) -> None:
+        self.size = LEAST
+        self._acked = 0  # since the last look
+        self._since: float | None = None  # when that was
+
+    def acked(self, count: int, message_bytes: float, now: float) -> None:
+        """So many messages were acked, and one of them takes about so many bytes."""
+        if self._since is None:
+            self._since = now  # the time before the first ack says nothing about the pace
+            return
+        self._acked += count
+        if self._acked < self.size:
+            return
+        seconds = now - self._since
+        pace = self._acked * AHEAD / seconds if seconds > 0 else MOST
+        most = max(LEAST, min(MOST, MOST_BYTES / max(1.0, message_bytes)))
+        self.size = int(min(max(pace, self.size / 2, LEAST), self.size * 2, most))
+        self._acked, self._since = 0, now
