@@ -82,6 +82,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Setting("QB_LOW_LATENCY", BOOLEAN, "wait awake for the next publish of a lone peer; takes most of a core"),
     ] = False
+    compression: Annotated[
+        tuple[str, ...],
+        Setting("QB_COMPRESSION", NAMES, "codecs that peers may use on their connections; none: no name"),
+    ] = ("zstd", "lz4")
     auto_create_topics: Annotated[
         bool, Setting("QB_AUTO_CREATE_TOPICS", BOOLEAN, "make an unknown topic when it is published to")
     ] = False

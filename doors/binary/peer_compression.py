@@ -25,10 +25,10 @@ def unpacked(*parts: bytes | memoryview) -> Parts:
 class PeerCompression:
     """What one peer may send compressed, and what it is sent compressed. Nothing, until it has said so in HELLO."""
 
-    __slots__ = ("_accepted", "_max_size", "_metrics", "_wanted")
+    __slots__ = ("_accepted", "_allowed", "_max_size", "_metrics", "_wanted")
 
-    def __init__(self, metrics: BrokerMetrics, max_message_size: int) -> None:
-        self._metrics = metrics
+    def __init__(self, metrics: BrokerMetrics, allowed: Sequence[str], max_message_size: int) -> None:
+        self._metrics, self._allowed = metrics, allowed
         self._max_size = max_message_size + MAX_PROPERTIES + OVERHEAD
         self._accepted: Sequence[str] = ()
         self._wanted: str | None = None  # the codec of what it is sent
@@ -36,7 +36,7 @@ class PeerCompression:
     def agree(self, hello: Frame) -> dict[str, str]:
         """Take note of what a HELLO offers and wants; returns what the answer says about it."""
         offered = hello.properties.get("compression", "").split(",")
-        self._accepted = [codec for codec in installed_codecs() if codec in offered]
+        self._accepted = [codec for codec in installed_codecs() if codec in offered and codec in self._allowed]
         wanted = hello.properties.get("compressed_answers")
         self._wanted = wanted if wanted in self._accepted else None
         answer = {"compression": ",".join(self._accepted)} if self._accepted else {}

@@ -41,10 +41,11 @@ class Session:
     def __init__(self, broker: MessageBroker, transport: Transport, name: str) -> None:
         self._broker = broker
         self._transport = transport
-        self._connection = ServerConnection(broker.settings.server.max_message_size)
+        settings = broker.settings.server
+        self._connection = ServerConnection(settings.max_message_size)
         self._publishing = PublishRuns(broker, self._connection, transport.send)
         self._staging = StageRequests(broker, transport.send)
-        self._compression = PeerCompression(broker.metrics, broker.settings.server.max_message_size)
+        self._compression = PeerCompression(broker.metrics, settings.compression, settings.max_message_size)
         self._subscribing = JoinedSubscriptions(broker.subscriptions, transport, self._compression.pushed)
         self._requests = FrameRequests(broker, transport, self._publishing, self._subscribing, self._compression, name)
         transport.has_emptied = self._subscribing.has_room

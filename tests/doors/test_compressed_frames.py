@@ -161,6 +161,12 @@ def test_without_an_agreement_in_hello_a_compressed_frame_is_refused(shared, top
         assert refusal(basic).properties["code"] == "BAD_FRAME"
 
 
+def test_an_operator_says_which_codecs_peers_may_use(start_broker):
+    for setting, agreed in (("lz4", "lz4"), ("", None)):
+        with Peer(start_broker(f"with-{setting}", compression=setting).port) as peer:
+            assert peer.hello(compression=BOTH, compressed_answers="zstd").properties.get("compression") == agreed
+
+
 def test_what_peers_inflate_counts_in_the_budget_of_unfinished_input(start_broker):
     """A frame whose inflated bytes are over what all peers may hold is refused, and one within it is stored."""
     broker: BrokerProcess = start_broker(max_unfinished_bytes="1MiB")

@@ -13,6 +13,7 @@ from typing import Any
 import trio
 
 from qb.core.broker.outgoing_messages import OutgoingMessage
+from qb.core.wire.compression.compressed_frames import compress
 from qb.core.wire.frames import Frame, MessageType, encode_frame
 from qb.doors.binary.methods import MAX_ARGUMENTS, METHODS
 from qb.doors.json_lines.json_methods import ROWS
@@ -151,6 +152,30 @@ async def test_the_largest_frames_are_handled_in_steps_that_are_bounded(a_broker
             await basic.ask(MessageType.SUBSCRIBE, 3, subscription_id="b")
             for _ in publishes:
                 assert (await basic.receive()).type == MessageType.DATA
+
+
+async def test_compressed_frames_are_handled_in_steps_that_are_bounded(a_broker):
+    count, body = 100_000, b'{"order": 17, "item": "tea", "price": 4.5}' * ((16 << 20) // 42)
+    small = b"".join(encode_frame(MessageType.PUBLISH, n, 0, {"topic": "a"}, b"x" * (n % 3)) for n in range(count))
+    large = encode_frame(MessageType.PUBLISH, 1, 0, {"topic": "a"}, body)
+    async with a_broker() as connect:
+        peer = await connect()
+        await peer.ask(MessageType.HELLO, 1, protocol="1", compression="zstd,lz4", compressed_answers="zstd")
+        await peer.call("create_topic", topic="a")
+        for codec, publishes, expected in (("zstd", small, count), ("lz4", small, count), ("zstd", large, 1)):
+            packed = compress(codec, (publishes,), 1)
+            assert packed is not None
+            with bounded(f"COMPRESSED, {codec}, {expected}"), trio.fail_after(60):
+                await peer.stream.send_all(packed)
+                acked = 0
+                while acked < expected:
+                    acked += int((await peer.receive()).properties["count"])
+        with bounded("FETCH, compressed"), trio.fail_after(60):
+            sizes = {"max_messages": "100000", "max_bytes": str(16 << 20)}
+            await peer.send(MessageType.FETCH, 2, topic="a", offset=str(2 * count), **sizes)
+            answer = await peer.receive()
+        assert answer.type == MessageType.COMPRESSED
+        assert int(answer.properties["size"]) > len(body)
 
 
 async def test_the_largest_stage_is_handled_in_steps_that_are_bounded(a_broker):

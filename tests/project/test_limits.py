@@ -12,7 +12,8 @@ from tests.support.brokers import ROOT as PROJECT
 DOCUMENT = (PROJECT / "docs" / "LIMITS.md").read_text()
 ROWS = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in DOCUMENT.splitlines() if line[:2] == "| "]
 NO_LIMITS = {  # addresses, switches and paces: nothing is refused or dropped because of them
-    "server.host", "server.port", "server.log_level", "server.low_latency", "server.auto_create_topics",
+    "server.host", "server.port", "server.log_level", "server.low_latency", "server.compression",
+    "server.auto_create_topics",
     "json.host", "json.port", "http.host", "http.port", "http.hosts",
     "storage.data_dir", "storage.fsync_on_write", "storage.retention_interval",
     "security.users_file",

@@ -16,7 +16,7 @@ from qb.core.wire.whole_numbers import whole_number
 Buffer = bytes | bytearray | memoryview
 
 SMALLEST = 1_024  # bytes of frames that are worth compressing
-PORTION = 524_288  # bytes that are compressed or inflated in one step
+PORTION = 262_144  # bytes that are compressed or inflated in one step
 MAX_WINDOW = 8 << 20  # of zstd: how far back a frame may refer; every decoder supports so much
 MAX_FRAME = 256 << 20  # bytes that a client inflates of one frame
 
