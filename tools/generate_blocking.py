@@ -27,6 +27,7 @@ MODULES = (
     "consumer_membership",
     "methods/client_base",
     "methods/offsets_and_groups",
+    "methods/producing",
     "methods/publishing",
     "methods/stages",
     "methods/subscription_admin",
@@ -35,6 +36,8 @@ MODULES = (
     "methods/transaction_block",
     "methods/transactions",
     "read_ahead",
+    "sending/producer",
+    "sending/send_task",
     "subscribing/joined",
     "subscribing/joined_subscription",
     "subscribing/subscriber",
@@ -46,6 +49,7 @@ NAMES = {
     "__anext__": "__next__",
     "StopAsyncIteration": "StopIteration",
     "aclosing": "closing",
+    "AbstractAsyncContextManager": "AbstractContextManager",
     "aio": "blocking",
 }
 # In docstrings and comments, within one line; longer phrases first. A line of which nothing is left is left out.
@@ -63,6 +67,13 @@ WORDS = (
     call on, and the parent with its own. Subscribers, transactions and stages stay with the parent: in the child they
     raise UsedAfterFork, and to leave them there does nothing.""",
     ),
+    ("Any number of tasks may use it.", "Any number of threads may use it."),
+    ("the task that sends", "the thread that sends"),
+    ("without a task", "without a thread"),
+    ("Under an event loop send() cannot block: it raises, and room() waits.", ""),
+    ("It may be async.", ""),
+    ("while it has a task", "while it has a thread"),
+    ("and end the task", "and end the thread"),
     (", and so does a cancellation", ""),
     (" or was cancelled", ""),
     ("A handler that takes longer is cancelled, as is one that is running when this call is cancelled.", ""),

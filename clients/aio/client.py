@@ -9,7 +9,7 @@ from typing import Any
 from qb.clients.aio.background import AsyncBackground
 from qb.clients.aio.link import AsyncLink
 from qb.clients.aio.methods.offsets_and_groups import AsyncOffsetAndGroupMethods
-from qb.clients.aio.methods.publishing import AsyncPublishMethods
+from qb.clients.aio.methods.producing import AsyncProducerMethods
 from qb.clients.aio.methods.subscriptions import AsyncSubscriptionMethods
 from qb.clients.aio.methods.transaction_block import AsyncTransactionMethods
 from qb.clients.aio.read_ahead import AsyncReadAhead
@@ -23,7 +23,7 @@ from qb.core.wire.addresses import DEFAULT_HOST, addresses_of
 
 
 class AsyncBrokerClient(
-    AsyncPublishMethods, AsyncSubscriptionMethods, AsyncOffsetAndGroupMethods, AsyncTransactionMethods
+    AsyncProducerMethods, AsyncSubscriptionMethods, AsyncOffsetAndGroupMethods, AsyncTransactionMethods
 ):
     """A broker, for any number of tasks of one event loop. Every method may wait for up to `request_timeout` seconds.
 
@@ -80,7 +80,7 @@ class AsyncBrokerClient(
     def _begin(self) -> None:
         """Start out without a connection, a producer id and anything in flight."""
         self._conversation = Conversation(self.client_id, idempotent=self._idempotent, compression=self._compression)
-        self._background = AsyncBackground()
+        self._background, self._producers = AsyncBackground(), set()
         self._link = AsyncLink(
             self._servers,
             self._conversation,
@@ -152,7 +152,7 @@ class AsyncBrokerClient(
             raise
 
     async def disconnect(self) -> None:
-        """Leave all subscriptions and end the connection; a later call connects anew.
+        """Leave all subscriptions, close all producers and end the connection; a later call connects anew.
 
         Calls of other tasks that are on their way raise. In a handler it returns at once, and the rest happens when
         the handler has returned.
@@ -167,6 +167,8 @@ class AsyncBrokerClient(
     async def _disconnect(self) -> None:
         try:
             await self._handling.close()
+            for producer in list(self._producers):
+                await producer._end(self._request_timeout)
         finally:
             await self._link.close()
 

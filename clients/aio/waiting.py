@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from math import inf
+from threading import Lock
 from types import TracebackType
 
 import anyio
@@ -78,6 +79,7 @@ class AsyncGuard:
     """
 
     def __init__(self) -> None:
+        self.lock = Lock()  # for code that is shared with threads: never contended, and not entered by the block
         self._waiting: list[Waiter] = []
         self._loop: LoopHandle | None = None  # which runs the tasks that wait
 

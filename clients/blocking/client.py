@@ -10,7 +10,7 @@ from typing import Any
 from qb.clients.blocking.background import Background
 from qb.clients.blocking.link import Link
 from qb.clients.blocking.methods.offsets_and_groups import OffsetAndGroupMethods
-from qb.clients.blocking.methods.publishing import PublishMethods
+from qb.clients.blocking.methods.producing import ProducerMethods
 from qb.clients.blocking.methods.subscriptions import SubscriptionMethods
 from qb.clients.blocking.methods.transaction_block import TransactionMethods
 from qb.clients.blocking.read_ahead import ReadAhead
@@ -23,7 +23,7 @@ from qb.clients.results import ServerInfo
 from qb.core.wire.addresses import DEFAULT_HOST, addresses_of
 
 
-class BrokerClient(PublishMethods, SubscriptionMethods, OffsetAndGroupMethods, TransactionMethods):
+class BrokerClient(ProducerMethods, SubscriptionMethods, OffsetAndGroupMethods, TransactionMethods):
     """A broker, for any number of threads. Every method may block for up to `request_timeout` seconds.
 
     Connects again, by itself, whenever the connection is lost. Calls made meanwhile wait for it and raise
@@ -78,7 +78,7 @@ class BrokerClient(PublishMethods, SubscriptionMethods, OffsetAndGroupMethods, T
     def _begin(self) -> None:
         """Start out without a connection, a producer id and anything in flight."""
         self._conversation = Conversation(self.client_id, idempotent=self._idempotent, compression=self._compression)
-        self._background = Background()
+        self._background, self._producers = Background(), set()
         self._link = Link(
             self._servers,
             self._conversation,
@@ -150,7 +150,7 @@ class BrokerClient(PublishMethods, SubscriptionMethods, OffsetAndGroupMethods, T
             raise
 
     def disconnect(self) -> None:
-        """Leave all subscriptions and end the connection; a later call connects anew.
+        """Leave all subscriptions, close all producers and end the connection; a later call connects anew.
 
         Calls of other threads that are on their way raise. In a handler it returns at once, and the rest happens when
         the handler has returned.
@@ -165,6 +165,8 @@ class BrokerClient(PublishMethods, SubscriptionMethods, OffsetAndGroupMethods, T
     def _disconnect(self) -> None:
         try:
             self._handling.close()
+            for producer in list(self._producers):
+                producer._end(self._request_timeout)
         finally:
             self._link.close()
 

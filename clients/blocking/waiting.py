@@ -54,9 +54,9 @@ class Guard:
     """
 
     def __init__(self) -> None:
-        lock = threading.Lock()
-        self._changed = threading.Condition(lock)
-        self._enter, self._exit = lock.acquire, lock.release
+        self.lock = threading.Lock()  # what the block takes
+        self._changed = threading.Condition(self.lock)
+        self._enter, self._exit = self.lock.acquire, self.lock.release
         self.notify_all = self._changed.notify_all  # wakes every thread that waits here
 
     def __enter__(self) -> None:

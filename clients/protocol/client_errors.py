@@ -56,6 +56,10 @@ class PublishUncertain(PublishFailed):
     """The answer was lost: what was published may or may not be stored."""
 
 
+class BufferFull(QBError):
+    """A producer holds as many bytes as it may; the message was not taken."""
+
+
 class UsedAfterFork(QBError):
     """It was opened before os.fork() by the parent process, whose it still is; nothing was sent. Open another one."""
 

@@ -17,7 +17,8 @@ class Receipt(NamedTuple):
         partition: The partition.
         offset: The offset in it.
         timestamp: The broker's append time, in milliseconds since 1970.
-        durability: "fsynced": on stable storage; "written": with the operating system only.
+        durability: "fsynced": on stable storage; "written": with the operating system only; "none": sent by a producer
+            with acks="none", so that it is not known to be stored, and the offset is -1.
         duplicate: It was a retry of what was stored already; `offset` is where that is.
     """
 
@@ -25,7 +26,7 @@ class Receipt(NamedTuple):
     partition: int
     offset: int
     timestamp: int  # the broker's append time, ms since 1970
-    durability: str  # "fsynced": on stable storage; "written": with the operating system only
+    durability: str
     duplicate: bool = False  # a retry of what was stored already; `offset` is where it is
 
     @property

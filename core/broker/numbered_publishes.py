@@ -9,7 +9,7 @@ import trio
 
 from qb.core.broker.append_service import AppendService
 from qb.core.broker.producer_secrets import ProducerSecrets
-from qb.core.broker.producers import NumberedRange, Producer, Producers
+from qb.core.broker.producers import KnownProducer, NumberedRange, Producers
 from qb.core.broker.repeated_publishes import Found, compare
 from qb.core.pacing import AT_ONCE
 from qb.core.wire.errors import BadRequest, BrokerError
@@ -41,7 +41,7 @@ class NumberedPublishes:
         self._producers = producers
         self._secrets = secrets
         self._answer = answer
-        self._producer: Producer | None = None
+        self._producer: KnownProducer | None = None
         self._claim = object()  # stands for this connection in its producer, which outlives it
         self._dones: dict[PartitionLog, Done] = {}
         self.answers_each = True  # does each message get an answer? Else each run; to be changed before the first one
@@ -144,7 +144,7 @@ def _join(numbers: list[NumberedRange], following: Sequence[NumberedRange]) -> N
             numbers.append(each)
 
 
-async def _durable(producer: Producer, numbers: NumberedRange) -> None:
+async def _durable(producer: KnownProducer, numbers: NumberedRange) -> None:
     """Return when a log has kept these numbers. Raises why it has not."""
     settled, outcome = trio.Event(), []
 

@@ -65,7 +65,7 @@ class NumberVerdict(NamedTuple):
 NEW = NumberVerdict(None, None)
 
 
-class Producer:
+class KnownProducer:
     """One idempotent publisher, across its connections."""
 
     def __init__(self, producer_id: int, grown: Callable[[], None] = lambda: None) -> None:
@@ -177,7 +177,7 @@ class Producers:
     """Every producer that is remembered."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[int, Producer] = OrderedDict()
+        self._known: OrderedDict[int, KnownProducer] = OrderedDict()
         self._grown = 0
 
     def _note_growth(self) -> None:
@@ -210,7 +210,7 @@ class Producers:
             for stored in sorted(ranges, key=_first_number):
                 producer.remember(stored)
 
-    def open(self, wanted: str, owner: object) -> Producer:
+    def open(self, wanted: str, owner: object) -> KnownProducer:
         """Return the producer that a HELLO asks for, "new" or an id; from now on only `owner` publishes as it.
 
         A producer is known for longer than its connections live, so `owner` must refer to nothing of a connection.
@@ -219,10 +219,10 @@ class Producers:
         producer.owner = owner
         return producer
 
-    def _get(self, producer_id: int) -> Producer:
+    def _get(self, producer_id: int) -> KnownProducer:
         producer = self._known.get(producer_id)
         if producer is None:
-            producer = self._known[producer_id] = Producer(producer_id, self._note_growth)
+            producer = self._known[producer_id] = KnownProducer(producer_id, self._note_growth)
             if len(self._known) > MAX_PRODUCERS:
                 self._known.popitem(last=False)
         self._known.move_to_end(producer_id)

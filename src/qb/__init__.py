@@ -12,11 +12,15 @@ from qb.clients.blocking.client import BrokerClient
 from qb.clients.blocking.consumer import Consumer
 from qb.clients.blocking.methods.stages import Stage
 from qb.clients.blocking.methods.transaction_block import Transaction
+from qb.clients.blocking.sending.producer import Producer
+from qb.clients.blocking.sending.send_handles import SendHandle
 from qb.clients.blocking.subscribing.subscriber import Subscriber
+from qb.clients.producing.send_batch import Delivery
 from qb.clients.protocol.client_errors import (
     BadName,
     BadRequest,
     BrokerUnavailable,
+    BufferFull,
     ConnectionLost,
     DiskFull,
     Forbidden,
@@ -78,11 +82,15 @@ if TYPE_CHECKING:
     from qb.clients.aio.consumer import AsyncConsumer
     from qb.clients.aio.methods.stages import AsyncStage
     from qb.clients.aio.methods.transaction_block import AsyncTransaction
+    from qb.clients.aio.sending.producer import AsyncProducer
+    from qb.clients.aio.sending.send_handles import AsyncSendHandle
     from qb.clients.aio.subscribing.subscriber import AsyncSubscriber
 
 __all__ = [
     "AsyncBrokerClient",
     "AsyncConsumer",
+    "AsyncProducer",
+    "AsyncSendHandle",
     "AsyncStage",
     "AsyncSubscriber",
     "AsyncTransaction",
@@ -90,9 +98,11 @@ __all__ = [
     "BadRequest",
     "BrokerClient",
     "BrokerUnavailable",
+    "BufferFull",
     "ConnectionLost",
     "Consumer",
     "DeadLetter",
+    "Delivery",
     "DiskFull",
     "Fetched",
     "Forbidden",
@@ -111,6 +121,7 @@ __all__ = [
     "OutOfSequence",
     "PartitionHeld",
     "PartitionInfo",
+    "Producer",
     "ProducerFenced",
     "PublishFailed",
     "PublishUncertain",
@@ -119,6 +130,7 @@ __all__ = [
     "Receipt",
     "RequestRefused",
     "RequestTimedOut",
+    "SendHandle",
     "ServerInfo",
     "ShuttingDown",
     "Stage",
@@ -154,6 +166,8 @@ __all__ = [
 _ASYNC = {
     "AsyncBrokerClient": "qb.clients.aio.client",
     "AsyncConsumer": "qb.clients.aio.consumer",
+    "AsyncProducer": "qb.clients.aio.sending.producer",
+    "AsyncSendHandle": "qb.clients.aio.sending.send_handles",
     "AsyncStage": "qb.clients.aio.methods.stages",
     "AsyncSubscriber": "qb.clients.aio.subscribing.subscriber",
     "AsyncTransaction": "qb.clients.aio.methods.transaction_block",

@@ -14,7 +14,7 @@ from qb.clients.protocol import conversation
 from qb.clients.protocol import unacked_publishes as window
 from qb.clients.protocol.partition_spread import RUN
 from qb.core.broker.numbered_publishes import NumberedPublishes
-from qb.core.broker.producers import MAX_RANGES, SLACK, WINDOW, NumberedRange, Producer, Producers
+from qb.core.broker.producers import MAX_RANGES, SLACK, WINDOW, KnownProducer, NumberedRange, Producers
 from qb.core.wire.errors import DiskFull, OutOfSequence, ProducerFenced
 from qb.core.wire.frames import OVERHEAD
 from qb.storage.engine import ProducerRange
@@ -32,7 +32,7 @@ def look_up(producer, number):
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.booleans(), st.integers(0, 2)), min_size=1, max_size=30), st.randoms())
 def test_each_number_is_found_where_it_was_stored_and_no_other(runs, random):
-    producer, logs, ends = Producer(1), [a_log(), a_log(), a_log()], [0, 0, 0]
+    producer, logs, ends = KnownProducer(1), [a_log(), a_log(), a_log()], [0, 0, 0]
     model, number, late = {}, 1, []
     for count, lost, log in runs:
         if lost:
@@ -58,7 +58,7 @@ def _remember(producer, model, logs, ends, number, count, log):
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 9)), max_size=8), st.integers(1, 60))
 def test_a_verdict_holds_for_as_many_numbers_as_it_says(stored, number):
-    producer, log = Producer(1), a_log()
+    producer, log = KnownProducer(1), a_log()
     for first, count in stored:
         if all(producer.judge(n).stored is None for n in range(first, first + count)):
             producer.remember(NumberedRange(first, count, log, 1_000 * first))
@@ -70,14 +70,14 @@ def test_a_verdict_holds_for_as_many_numbers_as_it_says(stored, number):
 
 
 def test_a_run_that_continues_the_last_one_costs_no_further_memory():
-    producer, log = Producer(1), a_log()
+    producer, log = KnownProducer(1), a_log()
     for number in range(1, 50_001, 100):
         producer.remember(NumberedRange(number, 100, log, number))
     assert len(producer._stored) == 1
 
 
 def test_numbers_older_than_the_window_are_forgotten_and_refused():
-    producer, log = Producer(1), a_log()
+    producer, log = KnownProducer(1), a_log()
     for number in range(1, 3 * WINDOW, 2):
         producer.remember(NumberedRange(number, 1, log, number))
     assert len(producer._stored) <= (WINDOW + SLACK) // 2 + 1
@@ -95,14 +95,14 @@ def test_a_client_has_fewer_numbers_in_flight_than_the_broker_and_its_logs_remem
 
 
 def test_a_batch_that_failed_is_new_again():
-    producer, log = Producer(1), a_log()
+    producer, log = KnownProducer(1), a_log()
     producer.remember(NumberedRange(1, 10, log, 0))
     producer.settled(NumberedRange(4, 3, log, 3), DiskFull("full"))
     assert [n for n in range(1, 11) if producer.judge(n).stored is None] == [4, 5, 6]
 
 
 def test_of_numbers_that_failed_only_those_of_their_log_are_new_again():
-    producer, log, other = Producer(1), a_log(), a_log()
+    producer, log, other = KnownProducer(1), a_log(), a_log()
     for number in range(1, 11):
         producer.remember(NumberedRange(number, 1, log if number % 2 else other, number))
     producer.settled(NumberedRange(3, 5, log, 3), DiskFull("full"))
@@ -110,7 +110,7 @@ def test_of_numbers_that_failed_only_those_of_their_log_are_new_again():
 
 
 def test_a_publish_sent_again_waits_for_the_first_attempt():
-    producer, log, answers = Producer(1), a_log(end_offset=0), []
+    producer, log, answers = KnownProducer(1), a_log(end_offset=0), []
     numbers = NumberedRange(1, 2, log, 0)
     producer.remember(numbers)
     producer.when_settled(numbers, answers.append)

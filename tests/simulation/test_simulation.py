@@ -65,7 +65,7 @@ def names_of_segments_are_not_synced() -> Iterator[None]:
 
 @contextmanager
 def repeated_publishes_are_stored_again() -> Iterator[None]:
-    with patch.object(producers.Producer, "judge", lambda self, number, owner=None: producers.NEW):
+    with patch.object(producers.KnownProducer, "judge", lambda self, number, owner=None: producers.NEW):
         yield
 
 

@@ -26,6 +26,7 @@ class AsyncClientBase:
     _conversation: Conversation
     _routes: TopicRoutes
     _handling: AsyncClientSubscriptions
+    _producers: set[Any]  # AsyncProducer, while it has a task
 
     async def _request(self, method: str, **arguments: Any) -> Any:
         return answer_of(await self._ask(lambda: self._conversation.request(method, arguments)))

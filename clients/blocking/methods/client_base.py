@@ -27,6 +27,7 @@ class ClientBase:
     _conversation: Conversation
     _routes: TopicRoutes
     _handling: ClientSubscriptions
+    _producers: set[Any]  # Producer, while it has a thread
 
     def _request(self, method: str, **arguments: Any) -> Any:
         return answer_of(self._ask(lambda: self._conversation.request(method, arguments)))

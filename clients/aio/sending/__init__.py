@@ -1,0 +1,1 @@
+"""The producer of a client: its buffer, and the task that sends."""

@@ -1,0 +1,1 @@
+"""A producer without I/O: its options, the messages that it buffers, and the order in which they are sent."""
