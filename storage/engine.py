@@ -114,11 +114,14 @@ class PartitionLog(Protocol):
 
     @property
     def end_offset(self) -> int:
-        """The visible end: one past the newest record that readers may see; all before it is durable."""
+        """The visible end: one past the newest record that readers may see.
+
+        All before it is durable: here or, after release() with `shown_to`, in what the caller keeps.
+        """
 
     @property
     def durable_offset(self) -> int:
-        """One past the newest durable record; beyond the visible end only while that is held."""
+        """One past the newest record that is durable in this log; beyond the visible end only while that is held."""
 
     @property
     def next_offset(self) -> int:
@@ -138,18 +141,26 @@ class PartitionLog(Protocol):
         With `reason`, the state of the log says that it is held, and why.
         """
 
-    def release(self) -> None:
-        """Move the visible end to the durable one, and go on moving it. Watchers are called after this step."""
+    def release(self, shown_to: int = 0) -> None:
+        """Move the visible end to the durable one, and go on moving it. Watchers are called after this step.
 
-    def append(self, run: AppendRun, done: Done) -> None:
+        `shown_to`: show all before this offset, though it is only on its way to the disk. The caller keeps it durably,
+        and gives it to the log again after a kill, at the same offsets. If it cannot be written, the log is poisoned.
+        """
+
+    def append(self, run: AppendRun, done: Done, *, lags: bool = False) -> None:
         """Take a run into the batch that is gathering. Does not block; `done` gets the outcome.
 
+        `lags`: no caller waits for the outcome, so that the batch may wait a little for others.
         Runs that follow each other in a batch, and whose `done` are equal, are answered by one call. `done` is never
         called inside append(), but when storage has finished its own step. Raises LogDamaged, LogPoisoned.
         """
 
     async def wait_for_room(self) -> None:
         """Return when has_room."""
+
+    def write_now(self) -> None:
+        """Begin to write what has gathered, also what may lag."""
 
     def read_recent(self, offset: int, max_bytes: int) -> StoredChunk | None:
         """Return what memory has from `offset` on, or None: ask read(). Does not block."""
@@ -326,6 +337,12 @@ class Engine(Protocol):
         """Let all appends inside the block share their log's next batch. Nothing may be awaited in it.
 
         `idle`: only one peer is being served, so that a short batch may be made durable at the end of the block.
+        """
+
+    def before_commits(self, prepare: Callable[[], None]) -> bool:
+        """Have `prepare` called once at the end of the open commit_step(), before its commits begin.
+
+        What it writes shares the syncs of the step. Returns False, and does nothing, if no step is open.
         """
 
     async def create_topic(self, topic: Topic) -> Topic:

@@ -226,6 +226,9 @@ class LocalEngine:
     def commit_step(self, idle: bool) -> AbstractContextManager[CommitStep]:
         return self._commit_steps(idle)
 
+    def before_commits(self, prepare: Callable[[], None]) -> bool:
+        return self._commit_steps.before_commits(prepare)
+
     async def create_topic(self, topic: Topic) -> Topic:
         with trio.CancelScope(shield=True):  # a topic is made as a whole, even if the caller is cancelled
             async with self._changing:
@@ -362,6 +365,7 @@ class LocalEngine:
             async with trio.open_nursery() as keepers:
                 keepers.start_soon(keep_running, "writers", self._writers.deliver_forever)
                 keepers.start_soon(keep_running, "metadata", self._metadata.run)
+                keepers.start_soon(keep_running, "commits that lag", self._commit_steps.run)
                 keepers.start_soon(self._watch_directory)
                 keepers.start_soon(keep_running, "extents of logs", self._extents.run)
                 keepers.start_soon(background.prove, self._logs)
@@ -375,6 +379,7 @@ class LocalEngine:
     async def _finish(self) -> None:
         """Finish or refuse whatever was taken: every append() is answered."""
         with trio.move_on_after(FINISH_WITHIN):
+            self._commit_steps.commit_what_lags()
             while self._writers.busy:
                 await self._writers.deliver()
             await self._metadata.finish()

@@ -37,6 +37,7 @@ CHECKED_AT_ONCE = 1 << 17  # bytes of staged messages that are checked before we
 # The log that a message goes to; how many in a row go there at most, this one counted (None: as long as topic and
 # partition stay the same); and whether only as long as the key stays the same too. A plain tuple: each run makes one.
 AppendTarget = tuple[PartitionLog, int | None, bool]
+NO_MESSAGES = "a STAGE frame needs at least one message in its body"
 
 
 class AppendService:
@@ -104,14 +105,14 @@ class AppendService:
 
     # Runs
 
-    def append(self, log: PartitionLog, run: AppendRun, done: Done) -> None:
+    def append(self, log: PartitionLog, run: AppendRun, done: Done, *, lags: bool = False) -> None:
         """Give a run to its log: frames that keep all rules, at the log's next offset. Does not block or raise.
 
         `done` is called with what became of it: before this returns if the log takes nothing, else when storage has
-        finished a step of its own.
+        finished a step of its own. `lags` as for the log.
         """
         try:
-            log.append(run, done)
+            log.append(run, done, lags=lags)
         except BrokerError as error:
             send = done((run,), error, 0)
             if send is not None:
@@ -213,7 +214,21 @@ class AppendService:
                 await trio.lowlevel.checkpoint()
                 in_this_step = 0
         if not count:
-            raise BadRequest("a STAGE frame needs at least one message in its body")
+            raise BadRequest(NO_MESSAGES)
+        return count
+
+    def admit_few(self, topic: str, frames: bytes) -> int | None:
+        """Check messages as admit_staged() does, in one step of the event loop; None: the topic has to be made first.
+
+        They are so few bytes as a TRANSACTION frame carries.
+        """
+        if self.may_create(topic):
+            return None
+        self.topic(topic)
+        count, _ = check_messages(frames, 0, topic, self._settings.max_message_size, len(frames))
+        spend(count)
+        if not count:
+            raise BadRequest(NO_MESSAGES)
         return count
 
 

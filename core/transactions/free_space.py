@@ -17,8 +17,17 @@ class FreeSpace:
         self._engine = engine
         self._bytes, self._at = 0, 0.0
 
-    async def look(self) -> int:
-        """Return how many bytes are free. Raises DiskFull, Internal."""
-        if self._bytes < PLENTY or trio.current_time() > self._at + AGAIN:
-            self._bytes, self._at = await self._engine.free_bytes(), trio.current_time()
+    @property
+    def is_plenty(self) -> bool:
+        """Was there plenty of room within the last second?"""
+        return self._bytes >= PLENTY and trio.current_time() <= self._at + AGAIN
+
+    @property
+    def bytes(self) -> int:
+        """What the last look found."""
         return self._bytes
+
+    async def look(self) -> None:
+        """Make `bytes` known, unless there is plenty. Raises DiskFull, Internal."""
+        if not self.is_plenty:
+            self._bytes, self._at = await self._engine.free_bytes(), trio.current_time()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -32,6 +32,7 @@ class RememberedTransactions:
         # When each finished id without number was committed; the oldest first, which are forgotten first.
         self._forgettable = deque(sorted((each.timestamp, each.transaction) for each in finished))
         self._forgets_early = False
+        self._shown: dict[str, TransactionRecord] = {}  # ends that must not be written yet, by id
         self._ended: dict[str, TransactionRecord] = {}  # ends that are not durable yet, by id
 
     def __len__(self) -> int:
@@ -39,8 +40,8 @@ class RememberedTransactions:
 
     def get(self, transaction: str) -> TransactionRecord | None:
         """Return what is known of an id."""
-        if transaction in self._ended:
-            return self._ended[transaction]
+        if known := self._shown.get(transaction) or self._ended.get(transaction):
+            return known
         entry = self._metadata.get(KEY + transaction)
         return entry and TransactionRecord.decode(entry.value)
 
@@ -67,10 +68,7 @@ class RememberedTransactions:
     # Writing
 
     async def write(self, records: Sequence[TransactionRecord]) -> None:
-        """Remember decisions, durably, in one record of the metadata. Raises BrokerError, and then nothing has changed.
-
-        The write begins in this step of the event loop.
-        """
+        """Remember decisions as write_then() does. Raises BrokerError, and then nothing has changed."""
         written = trio.Event()
         errors: list[BrokerError | None] = []
 
@@ -78,22 +76,39 @@ class RememberedTransactions:
             errors.append(error)
             written.set()
 
-        self._forget_ends()
-        new = {record.key for record in records if self._metadata.get(record.key) is None}
-        self._metadata.put_then({record.key: record.encoded for record in records}, done)
+        self.write_then(records, done)
         await written.wait()
         if errors[0] is not None:
             raise errors[0]
-        self._ids += len(new)
-        for record in records:
-            self._ended.pop(record.transaction, None)
-            self._note_end(record)
+
+    def write_then(self, records: Sequence[TransactionRecord], done: Callable[[BrokerError | None], None]) -> None:
+        """Remember decisions, durably, in one record of the metadata; then `done` is called with what went wrong.
+
+        The write begins in this step of the event loop.
+        """
+        self._forget_ends()
+        new = {record.key for record in records if self._metadata.get(record.key) is None}
+
+        def written(error: BrokerError | None) -> None:
+            if error is None:
+                self._ids += len(new)
+                for record in records:
+                    self._ended.pop(record.transaction, None)
+                    self._note_end(record)
+            done(error)
+
+        self._metadata.put_then({record.key: record.encoded for record in records}, written)
+
+    def show_end(self, record: TransactionRecord) -> None:
+        """Remember the receipt of a decided transaction in memory. The decision stays on disk until end() is called."""
+        self._shown[record.transaction] = record
 
     def end(self, record: TransactionRecord) -> None:
         """Remember the receipt of a decided transaction: at once in memory, soon on disk. Raises nothing.
 
         The decision is durable, and so is every message: a start that does not find the receipt makes it again.
         """
+        self._shown.pop(record.transaction, None)
         self._ended[record.transaction] = record
         self._metadata.put_soon(record.key, record.encoded)
         self._note_end(record)
@@ -117,10 +132,14 @@ class RememberedTransactions:
             text = f"transaction {transaction!r} cannot be remembered, since so many ids with numbers are"
             raise LimitReached(text, most, "QB_MAX_REMEMBERED_TRANSACTIONS")
 
+    def has_room(self, count: int) -> bool:
+        """Say whether there may be so many more ids without forgetting any."""
+        return self._ids + count <= self._settings.max_remembered_transactions
+
     async def make_room(self, count: int) -> None:
         """Forget the oldest ids without number if there are too many ids for `count` more."""
         most = self._settings.max_remembered_transactions
-        if self._ids + count <= most:
+        if self.has_room(count):
             return
         if not self._forgets_early:
             self._forgets_early = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import trio
@@ -34,7 +34,11 @@ READ_BYTES = 4_000_000  # of a stage at a time
 RUN_BYTES = 1_000_000  # numbered in one step of the event loop, and written as one batch
 IN_FLIGHT_BYTES = 8_000_000  # given to logs and not yet durable; past this, nothing more is read
 
-Append = Callable[[PartitionLog, AppendRun, Done], None]  # AppendService.append(): never raises, calls Done
+
+class Append(Protocol):
+    """AppendService.append(): never raises, calls `done`."""
+
+    def __call__(self, log: PartitionLog, run: AppendRun, done: Done, *, lags: bool = False) -> None: ...
 
 
 class CopyTarget:
@@ -49,6 +53,7 @@ class CopyTarget:
         self.seen = 0  # messages for it that this pass has come by
         self._first_number = first_number
         self._first_offset = self._last_offset = held.end_offset
+        self._first_given = held.end_offset  # the offset of the first message that this pass has given
 
     @property
     def is_complete(self) -> bool:
@@ -60,7 +65,30 @@ class CopyTarget:
 
     @property
     def share(self) -> CommittedShare:
+        """What is durable in the log."""
         return CommittedShare(self.held.topic, self.held.partition, self._first_offset, self._last_offset, self.stored)
+
+    @property
+    def given_share(self) -> CommittedShare:
+        """What the log was given in one go."""
+        first, count = self._first_given, self.given
+        return CommittedShare(self.held.topic, self.held.partition, first, first + count - 1, count)
+
+    @property
+    def is_next(self) -> bool:
+        """Would the log store what it is given now right behind what readers see, and nothing of it before?"""
+        return not self.stored and self.log.next_offset == self.log.end_offset
+
+    @property
+    def is_given(self) -> bool:
+        """Does the log have all of it, durable or on its way?"""
+        return self.given == self.held.messages
+
+    def give(self, run: AppendRun) -> None:
+        """Note that a run is on its way."""
+        if not self.given:
+            self._first_given = run.first_offset
+        self.given += len(run.positions)
 
     @property
     def progress(self) -> dict[str, Any]:
@@ -107,11 +135,28 @@ class StageCopy:
         self._in_flight = 0
         self._moved = Signal()  # something has become durable, or has failed
         self._error: BrokerError | None = None
+        self.when_stored: Callable[[], None] | None = None  # called once, when all of it is durable in its logs
 
     @property
     def shares(self) -> list[CommittedShare]:
+        """What is durable in each log."""
         stored = [each for each in self._destinations.values() if each.stored and not each.gone]
         return [destination.share for destination in stored]
+
+    @property
+    def given_shares(self) -> list[CommittedShare]:
+        """What each log was given in one go."""
+        return [each.given_share for each in self._destinations.values()]
+
+    @property
+    def is_next(self) -> bool:
+        """Would all of it be stored right behind what readers see? Then a start would store it there again."""
+        return not self.decision.stages and all(each.is_next for each in self._destinations.values())
+
+    @property
+    def is_given(self) -> bool:
+        """Do the logs have all of it, durable or on its way?"""
+        return self._error is None and all(each.is_given for each in self._destinations.values())
 
     @property
     def progress(self) -> list[dict[str, Any]]:
@@ -134,12 +179,15 @@ class StageCopy:
         for destination in self._destinations.values():
             destination.log.hold(destination.held.end_offset, reason)
 
-    def release(self) -> None:
-        """Show all of it, in this one step of the event loop; one that was whole at the start is shown already."""
+    def release(self, *, early: bool = False) -> None:
+        """Show all of it, in this one step of the event loop; one that was whole at the start is shown already.
+
+        `early`: it is on its way into the logs, and nothing else is between it and what readers see.
+        """
         if self._holds:
             self._holds = False
             for destination in self._destinations.values():
-                destination.log.release()
+                destination.log.release(destination.log.next_offset if early else 0)
 
     def resume(self) -> None:
         """Look how far a copy that was begun before the start has come; the logs of one that is not whole are held."""
@@ -154,15 +202,23 @@ class StageCopy:
         """Return a block in which several copies may begin: each log takes what they give it as one batch."""
         return self._engine.commit_step(False)
 
-    def begin(self) -> None:
-        """Look what is missing, and give the logs what the decision itself holds. Raises BrokerError."""
+    def write_now(self) -> None:
+        """Have the logs write at once what they were given."""
+        for destination in self._destinations.values():
+            destination.log.write_now()
+
+    def begin(self, *, lags: bool = False) -> None:
+        """Look what is missing, and give the logs what the decision itself holds. Raises BrokerError.
+
+        `lags`: the logs may let it wait a little for company.
+        """
         self._error = None
         for destination in self._destinations.values():
             destination.given, destination.seen = destination.stored, 0
             if not destination.is_complete:
                 destination.check_writable()
         for each in self.decision.content:
-            self._give_at_once(each)
+            self._give_at_once(each, lags=lags)
 
     async def wait(self) -> None:
         """Return when nothing is on its way into a log any more."""
@@ -183,7 +239,7 @@ class StageCopy:
         if not self.is_complete:
             raise Internal(f"the stages of transaction {self.decision.name} do not hold what was committed")
 
-    def _give_at_once(self, content: DecidedMessages) -> None:
+    def _give_at_once(self, content: DecidedMessages, *, lags: bool) -> None:
         """Give a log those of these messages that it does not have: they are few."""
         to = self._destinations.get(content.where)
         if to is None or to.is_complete:
@@ -192,7 +248,7 @@ class StageCopy:
         at = skip_messages(frames, to.given)
         while at < len(frames):
             numbered = number_messages(frames, at, to.log.next_offset, len(frames))
-            self._append(to, numbered)
+            self._append(to, numbered, lags=lags)
             at = numbered.end
 
     @property
@@ -246,11 +302,11 @@ class StageCopy:
             await to.log.wait_for_room()
             await self._wait_for_at_most(IN_FLIGHT_BYTES)
 
-    def _append(self, to: CopyTarget, numbered: NumberedFrames) -> None:
+    def _append(self, to: CopyTarget, numbered: NumberedFrames, *, lags: bool = False) -> None:
         run = AppendRun(numbered.data, numbered.positions, to.log.next_offset, TRANSACTIONS, to.next_number)
-        to.given += len(run.positions)
+        to.give(run)
         self._in_flight += len(run.data)
-        self._give_to_log(to.log, run, partial(self._appended, to))
+        self._give_to_log(to.log, run, partial(self._appended, to), lags=lags)
 
     def _appended(self, to: CopyTarget, runs: Sequence[AppendRun], error: BrokerError | None, append_ms: int) -> None:
         for run in runs:
@@ -262,6 +318,9 @@ class StageCopy:
         elif error is not None:
             self._error = self._error or error
         self._moved.set()
+        if self.when_stored and not self._in_flight and self.is_complete:
+            self.when_stored()
+            self.when_stored = None
 
     async def _wait_for_at_most(self, size: int) -> None:
         while self._in_flight > size:

@@ -1,8 +1,10 @@
 """Deciding transactions and carrying the decisions out, in rounds.
 
-One task does all of it; callers wait, and may go away meanwhile. Commits that come while a round is under way gather
-for the next one: a round has one record of decisions, and one batch in each log. A decided transaction whose copy fails
-is tried again later and later, and holds up only those that go to the same partitions.
+Commits that come while a round is under way gather for the next one: a round has one record of decisions, and one batch
+in each log. A round that has nothing to wait for but its record is begun in the step of the event loop that brings its
+requests, and carried out in the one that completes the record; one task does all others. Callers may go away meanwhile.
+A decided transaction whose copy fails is tried again later and later, and holds up only those that go to the same
+partitions.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import inf
 
 import msgspec
@@ -46,6 +49,10 @@ from qb.storage.stages.transaction_records import (
 logger = logging.getLogger(__name__)
 MOST_STAGES = 10_000  # that one commit names: they are checked in one step of the event loop
 ROUND = 64  # transactions that are decided in one step
+# Transactions that are visible before their logs have stored them. With the rounds before and behind them, no more are
+# without a durable receipt than a log remembers ranges for (TRANSACTION_RANGES): so a start finds all their offsets.
+MOST_STORING = 128
+MOST_NOTES = 10  # finished transactions that a start names
 SPARE_BYTES = 16 * 2**20  # that a commit leaves on the disk
 
 
@@ -70,6 +77,10 @@ class TransactionCommits:
         self._abandons: deque[TransactionRequest] = deque()
         self._blocked: list[TransactionRequest] = []  # commits to partitions that an unfinished transaction holds
         self._requested = Signal()
+        self._task_is_idle = False
+        self._deciding = False  # is a record of decisions being written?
+        self._decided: list[UnfinishedGroup] = []  # decisions that the task is to carry out
+        self._storing: dict[str, StageCopy] = {}  # by id: visible, and not yet durable in all their logs
         self._free = FreeSpace(engine)
         self._over: list[TransactionRecord] = []  # transactions whose stages are yet to be deleted
         self._some_are_over = Signal()
@@ -92,15 +103,21 @@ class TransactionCommits:
 
     async def finish_all(self) -> list[str]:
         """Try once to finish what was decided before the start; returns what became of each, for the operator."""
-        notes: list[str] = []
+        notes, finished = list[str](), list[CommittedTransaction]()
         members = self.unfinished
         for group in self._groups:
             await self._try([group])
         for unfinished in members:
             known = self._remembered.get(unfinished.decision.transaction)
-            receipt, name = known and known.receipt, unfinished.decision.name
-            done = receipt and f"finished transaction {name}: {receipt.messages} messages became visible"
-            notes.append(done or str(unfinished.reason))
+            if known and known.receipt:
+                finished.append(known.receipt)
+                notes.append(f"finished transaction {known.name}: {known.receipt.messages} messages became visible")
+            else:
+                notes.append(str(unfinished.reason))
+        if len(finished) > MOST_NOTES:  # mostly they were visible already, and lacked their receipts
+            count = sum(each.messages for each in finished)
+            notes = [note for note in notes if not note.startswith("finished ")]
+            notes.insert(0, f"finished {len(finished)} transactions: {count} messages are visible")
         over = [stage for stage in self._engine.stages().values() if self._remembered.is_over(stage)]
         await self._opened.delete([stage.stage_id for stage in over if stage.transaction not in self._unfinished])
         return notes
@@ -110,16 +127,32 @@ class TransactionCommits:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keep_running, "deleting of stages", self._delete_stages_forever)
             while True:
-                if self._abandons:
+                if self._deciding:
+                    await self._requested.wait()
+                elif self._decided:
+                    decided, self._decided = self._decided, []
+                    await self._try(decided)
+                elif self._abandons:
                     await self._serve(self._abandons.popleft(), self._abandon)
                 elif self._commits:
-                    await self._carry_out_round()
+                    await self._begin_round()
                 else:
-                    with trio.move_on_at(min([each.next_try for each in self._groups], default=inf)):
-                        await self._requested.wait()
-                now = trio.current_time()
-                for group in [each for each in self._groups if each.next_try <= now]:
-                    await self._try([group])
+                    await self._wait_for_requests()
+                if not self._deciding and not self._decided:
+                    await self._try_again()
+
+    async def _wait_for_requests(self) -> None:
+        self._task_is_idle = True
+        try:
+            with trio.move_on_at(min([each.next_try for each in self._groups], default=inf)):
+                await self._requested.wait()
+        finally:
+            self._task_is_idle = False
+
+    async def _try_again(self) -> None:
+        now = trio.current_time()
+        for group in [each for each in self._groups if each.next_try <= now] if self._unfinished else ():
+            await self._try([group])
 
     @property
     def _groups(self) -> list[UnfinishedGroup]:
@@ -168,9 +201,29 @@ class TransactionCommits:
         if len(stages) > MOST_STAGES:
             raise BadRequest(f"a commit can name {MOST_STAGES} stages, not {len(stages)}: put more messages into each")
         request = TransactionRequest(transaction, number, stages, content)
-        self._commits.append(request)
-        self._requested.set()
+        self._ask(request)
         return await request.wait()
+
+    def commit_then(
+        self,
+        transaction: str,
+        number: int | None,
+        content: Sequence[DecidedMessages],
+        done: Callable[[CommittedTransaction | BrokerError], None],
+    ) -> None:
+        """Make these few messages visible as commit() does, without waiting; then `done` is called with the outcome.
+
+        Raises BadName, BadRequest, and then does nothing.
+        """
+        if (known := self._replay(transaction, number)) is not None:
+            done(known)
+        else:
+            self._ask(TransactionRequest(transaction, number, (), content, done))
+
+    def _ask(self, request: TransactionRequest) -> None:
+        self._commits.append(request)
+        if not self._engine.before_commits(self._begin_round_at_once):
+            self._requested.set()
 
     def _replay(self, transaction: str, number: int | None) -> CommittedTransaction | None:
         """Return the receipt of a transaction that is finished, or of an earlier number; None: there is none yet."""
@@ -182,23 +235,35 @@ class TransactionCommits:
             return None
         return known.replay(number, self._engine.durability)
 
-    async def _carry_out_round(self) -> None:
-        """Decide commits and begin to carry them out; or let the requests wait for what is decided already."""
+    def _begin_round_at_once(self) -> None:
+        """Begin a round in this step of the event loop, if the task is idle and nothing is to be waited for."""
+        waits = self._deciding or not self._task_is_idle or not self._commits
+        if waits or self._commits[0].stages or not self._free.is_plenty or not self._remembered.has_room(ROUND):
+            self._requested.set()
+        else:
+            self._decide_round(self._next_requests())
+
+    async def _begin_round(self) -> None:
+        """Begin a round, after what it has to wait for."""
         requests = self._next_requests()
         try:
-            free = await self._free.look()
+            await self._free.look()
         except BrokerError as error:
             for request in requests:
                 request.settle(error)
             return
         await self._remembered.make_room(len(requests))
+        self._decide_round(requests)
+
+    def _decide_round(self, requests: Sequence[TransactionRequest]) -> None:
+        """Decide commits and begin to write that down; or let the requests wait for what is decided already."""
         decided: list[UnfinishedTransaction] = []
         for request in requests:
             with self._settling(request):
-                if unfinished := self._decide_or_wait(request, free):
+                if unfinished := self._decide_or_wait(request, self._free.bytes):
                     decided.append(unfinished)
-        if decided and await self._write_down(decided):
-            await self._try(grouped(decided))
+        if decided:
+            self._write_down(decided)
 
     def _next_requests(self) -> list[TransactionRequest]:
         """Take the requests of one round: one that names stages, which may be long, or several that do not.
@@ -232,6 +297,9 @@ class TransactionCommits:
         """Check all of a commit in one step. Raises why it cannot be done."""
         if request.transaction in self._unfinished:
             raise PartitionHeld(str(self._unfinished[request.transaction].reason))
+        if request.transaction in self._storing:  # its line must not be replaced
+            self._storing[request.transaction].write_now()
+            raise PartitionHeld(f"the last transaction {request.transaction!r} is not yet in all its logs")
         self._remembered.check_room(request.transaction)
         spend(len(request.stages))
         stages = [self._opened.get(named.stage) for named in request.stages]
@@ -264,24 +332,55 @@ class TransactionCommits:
                 raise PartitionHeld(f"{where[0]}/{where[1]} takes no other transaction now: {unfinished.reason}")
         return ReservedPartition(*where, log.end_offset, messages)
 
-    async def _write_down(self, decided: Sequence[UnfinishedTransaction]) -> bool:
-        """Make decisions durable; if that fails nothing was decided, and the requests are refused."""
-        names = [named.stage for each in decided for named in each.decision.stages]
-        self._opened.close(names)
+    def _write_down(self, decided: Sequence[UnfinishedTransaction]) -> None:
+        """Begin to make decisions durable."""
+        self._opened.close(_stages_of(decided))
         for each in decided:
             each.copying.hold()
-        try:
-            await self._remembered.write([each.decision for each in decided])
-        except BrokerError as error:
+        self._deciding = True
+        self._remembered.write_then([each.decision for each in decided], partial(self._written_down, decided))
+
+    def _written_down(self, decided: Sequence[UnfinishedTransaction], error: BrokerError | None) -> None:
+        """Carry durable decisions out; if they could not be written, nothing was decided."""
+        self._deciding = False
+        if error is None:
+            self._unfinished |= {each.decision.transaction: each for each in decided}
+            self._decided += [group for group in grouped(decided) if not self._show_at_once(group)]
+        else:
             for each in decided:
                 each.copying.release()
                 each.waiting[0].settle(error)
-            self._opened.open(names)
-            return False
-        self._unfinished |= {each.decision.transaction: each for each in decided}
-        return True
+            self._opened.open(_stages_of(decided))
+        if self._commits and not self._decided and not self._abandons and self._task_is_idle:
+            self._begin_round_at_once()
+        else:
+            self._requested.set()
 
     # Finishing
+
+    def _show_at_once(self, group: UnfinishedGroup) -> bool:
+        """Give the logs what lies in the decisions, and show it if that needs no waiting; False: the task goes on.
+
+        The decisions are durable and hold the messages. So what is shown may become durable in its logs later, if a
+        start would give them the same offsets, and there is plenty of room.
+        """
+        if any(member.decision.stages for member in group.members) or not self._free.is_plenty:
+            return False
+        if len(self._storing) + len(group.members) > MOST_STORING:
+            return False
+        if not group.begin_at_once():
+            return False
+        self._end(group, early=True)
+        self._unblock()
+        return True
+
+    def _stored(self, record: TransactionRecord) -> None:
+        """The messages of a transaction that was shown early are durable in their logs: its decision may go."""
+        del self._storing[record.transaction]
+        self._remembered.end(record)
+        if self._blocked:
+            self._unblock()
+            self._requested.set()
 
     async def _try(self, groups: Sequence[UnfinishedGroup]) -> None:
         """Try to finish transactions; those that cannot be finished are tried again later."""
@@ -306,20 +405,31 @@ class TransactionCommits:
         self._commits.extendleft(reversed(self._blocked))
         self._blocked.clear()
 
-    def _end(self, group: UnfinishedGroup) -> None:
-        """Show what was copied, and let the requests have their receipts."""
-        receipts = [self._receipt(member, abandoned=False) for member in group.members]
+    def _end(self, group: UnfinishedGroup, *, early: bool = False) -> None:
+        """Show what was copied (`early`: is on its way), and let the requests have their receipts."""
+        receipts = [self._receipt(member, early=early) for member in group.members]
         for member, receipt in zip(group.members, receipts, strict=True):
-            self._remembered.end(ended(member.decision, receipt))
-            member.copying.release()
+            self._remember_end(member.copying, ended(member.decision, receipt), early=early)
+            member.copying.release(early=early)
             del self._unfinished[member.decision.transaction]
         self.committed += len(receipts)
         for member, receipt in zip(group.members, receipts, strict=True):
             member.finished(receipt)
         self._clear(member.decision for member in group.members)
 
-    def _receipt(self, unfinished: UnfinishedTransaction, *, abandoned: bool) -> CommittedTransaction:
-        decision, shares = unfinished.decision, unfinished.copying.shares
+    def _remember_end(self, copying: StageCopy, record: TransactionRecord, *, early: bool) -> None:
+        if early and not copying.is_complete:
+            self._storing[record.transaction] = copying
+            self._remembered.show_end(record)
+            copying.when_stored = partial(self._stored, record)
+        else:
+            self._remembered.end(record)
+
+    def _receipt(
+        self, unfinished: UnfinishedTransaction, *, abandoned: bool = False, early: bool = False
+    ) -> CommittedTransaction:
+        decision, copying = unfinished.decision, unfinished.copying
+        shares = copying.given_shares if early else copying.shares
         return CommittedTransaction(
             transaction=decision.transaction,
             number=decision.number,
@@ -394,3 +504,7 @@ class TransactionCommits:
         unfinished.finished(receipt)
         self._unblock()
         self._clear([unfinished.decision])
+
+
+def _stages_of(decided: Iterable[UnfinishedTransaction]) -> list[str]:
+    return [named.stage for each in decided for named in each.decision.stages]

@@ -5,7 +5,7 @@ docs/TRANSACTIONS.md is the contract.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import trio
@@ -18,7 +18,7 @@ from qb.core.transactions.stage_copy import Append
 from qb.core.transactions.transaction_commits import TransactionCommits
 from qb.core.transactions.unfinished_transactions import UnfinishedTransaction
 from qb.core.wire.clock import now_ms
-from qb.core.wire.errors import UnknownTransaction
+from qb.core.wire.errors import BrokerError, UnknownTransaction
 from qb.storage.engine import Engine, StageLog, Where
 from qb.storage.faults import keep_running
 from qb.storage.stages.transaction_records import (
@@ -68,16 +68,22 @@ class TransactionManager:
 
         Raises BadName, BadRequest, DiskFull, LimitReached.
         """
+        known = self.begin_at_once(transaction, number, opens)
+        if known is not None:
+            return known
+        stage = await self._opened.begin(transaction, number)
         if not self._remembered.is_decided(transaction, number):
-            self._remembered.check_room(transaction)
-            if not opens:
-                return {"committed": False, "stage": None}
-            stage = await self._opened.begin(transaction, number)
-            if not self._remembered.is_decided(transaction, number):
-                self._opened.open([stage.stage_id])
-                return {"committed": False, "stage": stage.stage_id}
-            await self._opened.delete([stage.stage_id])
+            self._opened.open([stage.stage_id])
+            return {"committed": False, "stage": stage.stage_id}
+        await self._opened.delete([stage.stage_id])
         return {"committed": True, "stage": None}
+
+    def begin_at_once(self, transaction: str, number: int | None = None, opens: bool = True) -> dict[str, Any] | None:
+        """Do what begin() does, if that needs no waiting; None: it does. Raises BadName, BadRequest, LimitReached."""
+        if self._remembered.is_decided(transaction, number):
+            return {"committed": True, "stage": None}
+        self._remembered.check_room(transaction)
+        return None if opens else {"committed": False, "stage": None}
 
     def stage(self, stage_id: str, where: Where, first: int, count: int, frame: bytes, answer: Answer) -> StageLog:
         """Take a STAGE frame; what this promises stands in OpenStages.take()."""
@@ -94,6 +100,16 @@ class TransactionManager:
     ) -> CommittedTransaction:
         """Commit a transaction that needs no stage; what this promises stands in TransactionCommits.commit()."""
         return await self._commits.commit(transaction, number, content=content)
+
+    def publish_then(
+        self,
+        transaction: str,
+        number: int | None,
+        content: Sequence[DecidedMessages],
+        done: Callable[[CommittedTransaction | BrokerError], None],
+    ) -> None:
+        """Commit as publish() does, without waiting; what this promises stands in TransactionCommits.commit_then()."""
+        self._commits.commit_then(transaction, number, content, done)
 
     async def abort(
         self, transaction: str, number: int | None = None, stages: Sequence[str] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -28,8 +28,11 @@ class TransactionRequest:
         number: int | None = None,
         stages: Sequence[NamedStage] = (),
         content: Sequence[DecidedMessages] = (),
+        done: Callable[[CommittedTransaction | BrokerError], None] | None = None,
     ) -> None:
+        """`done` is called with the outcome, in the step of the event loop that settles the request."""
         self.transaction, self.number, self.stages, self.content = transaction, number, stages, content
+        self._done = done
         self.replays = False  # was the transaction decided before this was asked for?
         self.deadline = trio.current_time() + PATIENCE
         self._settled = trio.Event()
@@ -47,6 +50,8 @@ class TransactionRequest:
             outcome = msgspec.structs.replace(outcome, replayed=True)
         self._outcome = outcome
         self._settled.set()
+        if self._done is not None:
+            self._done(outcome)
 
     async def wait(self) -> CommittedTransaction:
         """Return the receipt. Raises BrokerError."""
@@ -104,6 +109,28 @@ class UnfinishedGroup:
         self.next_try = 0.0
         self.tries = 0  # that have failed
         self._fault: Fault | None = None
+        self._begun: Sequence[StageCopy] = ()  # what begin_at_once() has given to the logs
+        self._begin_error: Exception | None = None  # why it could not give them all
+
+    def begin_at_once(self) -> bool:
+        """Give the logs what lies in the decisions; True: all of it may be shown at once. False: copy() goes on.
+
+        It may be shown if a start would give the logs the same messages at the same offsets. Raises nothing.
+        """
+        copies = [member.copying for member in self.members]
+        at_once = all(each.is_next for each in copies)
+        self._begun, self._begin_error = copies, None
+        try:
+            with copies[0].step():
+                for each in copies:
+                    each.begin(lags=at_once)
+        except Exception as error:
+            self._begin_error = error
+        at_once = at_once and not self._begin_error and all(each.is_given for each in copies)
+        if not at_once:
+            for each in copies:
+                each.write_now()
+        return at_once
 
     async def copy(self) -> None:
         """Return when all messages of all members are durable in their logs. Raises as StageCopy.copy().
@@ -112,6 +139,10 @@ class UnfinishedGroup:
         logs in one step, so that it shares their syncs.
         """
         copies = [member.copying for member in self.members]
+        if self._begun:
+            begun, self._begun = self._begun, ()
+            await _finish(begun, self._begin_error)
+            return
         for has_stages, some in groupby(copies, lambda each: bool(each.decision.stages)):
             for portion in [[each] for each in some] if has_stages else [list(some)]:
                 await _copy(portion)
@@ -131,13 +162,22 @@ class UnfinishedGroup:
 
 
 async def _copy(copies: Sequence[StageCopy]) -> None:
+    error = None
     try:
         with copies[0].step():
             for each in copies:
                 each.begin()
-    finally:
-        for each in copies:
-            await each.wait()
+    except Exception as failure:
+        error = failure
+    await _finish(copies, error)
+
+
+async def _finish(copies: Sequence[StageCopy], error: Exception | None) -> None:
+    """Wait for what is on its way, and copy the rest; `error` is why they could not all begin."""
+    for each in copies:
+        await each.wait()
+    if error is not None:
+        raise error
     for each in copies:
         await each.copy_stages()
 

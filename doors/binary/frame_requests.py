@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -13,7 +13,7 @@ from qb.core.broker.fetching import FetchLimits, index_of, marks_of
 from qb.core.broker.message_broker import MessageBroker
 from qb.core.subscriptions.subscription_options import SubscriptionOptions
 from qb.core.wire.clock import now_ms
-from qb.core.wire.errors import BadRequest
+from qb.core.wire.errors import BadRequest, BrokerError
 from qb.core.wire.frames import PROBE, Frame, MessageType, decode_frame, encode_frame
 from qb.core.wire.staged_frames import frames_in
 from qb.core.wire.version import __version__
@@ -27,16 +27,18 @@ from qb.doors.binary.methods import (
     WholeTransactionArguments,
     arguments_from_text,
     call,
+    call_at_once,
 )
 from qb.doors.binary.peer_compression import PeerCompression
 from qb.doors.binary.publish_runs import PublishRuns
 from qb.doors.binary.replies import success, success_head
 from qb.doors.transport import Transport
 from qb.storage.engine import Where
-from qb.storage.stages.transaction_records import DecidedMessages
+from qb.storage.stages.transaction_records import CommittedTransaction, DecidedMessages
 
 PROTOCOL = "1"
 TRANSACTION_BYTES = 65_536  # that one TRANSACTION frame carries: they lie in the metadata until they are copied
+Done = Callable[[bytes | BrokerError], None]  # called with the answer to a request, or why it is refused
 QUEUED_LIMIT = 1 << 20  # replies that a peer has not read: past this, its requests are not read either
 
 
@@ -65,6 +67,14 @@ class FrameRequests:
     async def carry_out(self, frame: Frame) -> bytes:
         """Return the answer, or nothing if it has been sent or there is none. Raises BrokerError."""
         return await HANDLERS[frame.type](self, frame)
+
+    def begin_at_once(self, frame: Frame, done: Done) -> bool:
+        """Carry out what can be begun in this step of the event loop; `done` is called with the answer, perhaps later.
+
+        False: nothing was done, and it is for carry_out(). Raises BrokerError, and `done` is not called.
+        """
+        begin = AT_ONCE.get(frame.type)
+        return begin is not None and begin(self, frame, done)
 
     async def _hello(self, frame: Frame) -> bytes:
         if not self.is_first:
@@ -96,6 +106,12 @@ class FrameRequests:
     async def _request(self, frame: Frame) -> bytes:
         answer = await call(self._broker, frame.properties.get("method", ""), frame.body)
         return success(frame, body=answer)
+
+    def _request_at_once(self, frame: Frame, done: Done) -> bool:
+        answer = call_at_once(self._broker, frame.properties.get("method", ""), frame.body)
+        if answer is not None:
+            done(success(frame, body=answer))
+        return answer is not None
 
     async def _create_topic(self, frame: Frame) -> bytes:
         self._introduce(frame)
@@ -144,27 +160,30 @@ class FrameRequests:
         return b""
 
     async def _transaction(self, frame: Frame) -> bytes:
-        wanted = arguments_from_text(WholeTransactionArguments, frame.properties)
-        if len(frame.body) > TRANSACTION_BYTES:
-            raise BadRequest(
-                f"a TRANSACTION frame carries at most {TRANSACTION_BYTES} bytes, not {len(frame.body)}: use a stage"
-            )
+        wanted = _whole_transaction(frame)
         content: dict[Where, DecidedMessages] = {}
-        for at in frames_in(frame.body):
-            await self._admit(decode_frame(frame.body, at), content)
+        for where, frames in _parts(frame.body):
+            _add(content, where, await self._broker.appends.admit_staged(where[0], frames, 0), frames)
         receipt = await self._broker.transactions.publish(wanted.transaction, wanted.number, list(content.values()))
         return success(frame, body=msgspec.json.encode(receipt))
 
-    async def _admit(self, part: Frame, content: dict[Where, DecidedMessages]) -> None:
-        """Check one STAGE frame of a TRANSACTION, and add its messages to those for the same partition."""
-        if part.type != MessageType.STAGE:
-            raise BadRequest("the body of a TRANSACTION frame is a row of STAGE frames")
-        to = arguments_from_text(WholeStageArguments, part.properties)
-        where, frames = (to.topic, to.partition), bytes(part.body)
-        count = await self._broker.appends.admit_staged(to.topic, frames, 0)
-        if where in content:
-            frames, count = content[where].frames + frames, content[where].messages + count
-        content[where] = DecidedMessages(*where, count, frames)
+    def _transaction_at_once(self, frame: Frame, done: Done) -> bool:
+        wanted = _whole_transaction(frame)
+        content: dict[Where, DecidedMessages] = {}
+        for where, frames in _parts(frame.body):
+            count = self._broker.appends.admit_few(where[0], frames)
+            if count is None:
+                return False
+            _add(content, where, count, frames)
+
+        def committed(outcome: CommittedTransaction | BrokerError) -> None:
+            if isinstance(outcome, BrokerError):
+                done(outcome)
+            else:
+                done(success(frame, body=msgspec.json.encode(outcome)))
+
+        self._broker.transactions.publish_then(wanted.transaction, wanted.number, list(content.values()), committed)
+        return True
 
     @asynccontextmanager
     async def _turn_to_read(self, size: int) -> AsyncIterator[None]:
@@ -179,6 +198,37 @@ class FrameRequests:
         if client_id:
             self.name = f"{client_id[:80]} ({self.name.rpartition('(')[2].rstrip(')')})"
 
+
+def _whole_transaction(frame: Frame) -> WholeTransactionArguments:
+    """Return the arguments of a TRANSACTION frame. Raises BadRequest, also if it is too long."""
+    if len(frame.body) > TRANSACTION_BYTES:
+        raise BadRequest(
+            f"a TRANSACTION frame carries at most {TRANSACTION_BYTES} bytes, not {len(frame.body)}: use a stage"
+        )
+    return arguments_from_text(WholeTransactionArguments, frame.properties)
+
+
+def _parts(body: bytes) -> Iterator[tuple[Where, bytes]]:
+    """Yield where the messages of each STAGE frame in a TRANSACTION go, and their frames. Raises BadRequest."""
+    for at in frames_in(body):
+        part = decode_frame(body, at)
+        if part.type != MessageType.STAGE:
+            raise BadRequest("the body of a TRANSACTION frame is a row of STAGE frames")
+        to = arguments_from_text(WholeStageArguments, part.properties)
+        yield (to.topic, to.partition), bytes(part.body)
+
+
+def _add(content: dict[Where, DecidedMessages], where: Where, count: int, frames: bytes) -> None:
+    """Add messages to those for the same partition."""
+    if where in content:
+        frames, count = content[where].frames + frames, content[where].messages + count
+    content[where] = DecidedMessages(*where, count, frames)
+
+
+AT_ONCE: dict[int, Callable[[FrameRequests, Frame, Done], bool]] = {
+    MessageType.REQUEST: FrameRequests._request_at_once,
+    MessageType.TRANSACTION: FrameRequests._transaction_at_once,
+}
 
 HANDLERS: dict[int, Callable[[FrameRequests, Frame], Awaitable[bytes]]] = {
     MessageType.HELLO: FrameRequests._hello,

@@ -231,6 +231,7 @@ class Method(NamedTuple):
 
     arguments: type[Arguments]
     call: Callable[..., Awaitable[Any]]
+    at_once: Callable[..., Any] | None = None  # does the same in one step; returns None if that needs waiting
 
 
 def _topics(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -283,7 +284,11 @@ METHODS: dict[str, Method] = {
     "list_groups": Method(NoArguments, _grouped(GroupManager.list_all)),
     "describe_group": Method(GroupArguments, _grouped(GroupManager.describe)),
     "delete_group": Method(GroupArguments, _grouped(GroupManager.delete)),
-    "begin_transaction": Method(BeginTransactionArguments, _transacted(TransactionManager.begin)),
+    "begin_transaction": Method(
+        BeginTransactionArguments,
+        _transacted(TransactionManager.begin),
+        lambda broker, **arguments: broker.transactions.begin_at_once(**arguments),
+    ),
     "commit_transaction": Method(CommitTransactionArguments, _transacted(TransactionManager.commit)),
     "abort_transaction": Method(AbortTransactionArguments, _transacted(TransactionManager.abort)),
     "list_transactions": Method(NoArguments, _transacted(TransactionManager.list_all)),
@@ -296,6 +301,21 @@ METHODS: dict[str, Method] = {
 
 async def call(broker: MessageBroker, method: str, arguments: bytes) -> bytes:
     """Carry out a method with JSON arguments and return the JSON answer. Raises BrokerError."""
+    known, keywords = _decoded(method, arguments)
+    return msgspec.json.encode(await known.call(broker, **keywords))
+
+
+def call_at_once(broker: MessageBroker, method: str, arguments: bytes) -> bytes | None:
+    """Carry out a method as call() does, in one step of the event loop; None: it is one that may have to wait."""
+    known = METHODS.get(method)
+    if known is None or known.at_once is None:
+        return None
+    answer = known.at_once(broker, **_decoded(method, arguments)[1])
+    return None if answer is None else msgspec.json.encode(answer)
+
+
+def _decoded(method: str, arguments: bytes) -> tuple[Method, dict[str, Any]]:
+    """Return a method and its arguments. Raises BadRequest."""
     known = METHODS.get(method)
     if known is None:
         raise BadRequest(f"there is no method {method[:80]!r}; there are: {', '.join(sorted(METHODS))}")
@@ -308,8 +328,7 @@ async def call(broker: MessageBroker, method: str, arguments: bytes) -> bytes:
         raise BadRequest(f"{method}: {in_words(str(error))}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"{method}: {why_no_json(error, arguments)}") from None
-    answer = await known.call(broker, **decoded.as_keywords())
-    return msgspec.json.encode(answer)
+    return known, decoded.as_keywords()
 
 
 def arguments_from_text(kind: type[A], properties: Mapping[str, str]) -> A:

@@ -204,6 +204,8 @@ class Session:
             return self._settle(event)
         elif event.type == MessageType.COMPRESSED:
             return self._inflate(event)
+        elif self._begin_at_once(event):
+            return None
         elif _may_take_long(event) and self._waiting.total() < MAX_WAITING:
             self._waiting[event.type] += 1
             self._answers.start_soon(self._answer_apart, event)
@@ -227,6 +229,36 @@ class Session:
         await self._transport.unfinished.wait_for_room(inflater.left)
         self._connection.inflate(inflater)
         self._transport.unfinished.postpone(self._connection.unread)
+
+    def _begin_at_once(self, frame: Frame) -> bool:
+        """Carry out a request in this step, if it can be; it may be answered later. False: a task is needed."""
+        if self._waiting.total() >= MAX_WAITING:
+            return False
+        self._waiting[frame.type] += 1
+        begun = False
+        try:
+            begun = self._requests.begin_at_once(frame, partial(self._answer_later, frame))
+        except BrokerError as error:
+            self._refuse(frame, error)
+            return True
+        except Exception:
+            self._refuse(frame, self._own_fault())
+            return True
+        finally:
+            self._waiting[frame.type] -= not begun
+        return begun
+
+    def _answer_later(self, frame: Frame, answer: bytes | BrokerError) -> None:
+        """Answer what was begun in an earlier step, or in this one."""
+        self._waiting[frame.type] -= 1
+        self._answered.set()
+        if not isinstance(answer, BrokerError):
+            self._transport.send(answer)
+            return
+        try:
+            self._refuse(frame, answer)
+        except SessionEnded as last:
+            self.drain(str(last))
 
     async def _answer_apart(self, frame: Frame) -> None:
         """Answer in a task of its own what may take long: the requests behind it shall not wait."""

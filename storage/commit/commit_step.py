@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
+
+import trio
 
 from qb.storage.commit.completions import Completions
 from qb.storage.commit.sync_pace import SyncPace
+from qb.storage.signals import Signal
+
+SOON = 0.02  # seconds that a batch for which no caller waits may wait for company
 
 
 class Committer(Protocol):
@@ -27,6 +33,9 @@ class CommitSteps:
         self._open = self._idle = False
         self.at_once = False  # was all that the last step gave made durable at its end?
         self._waiting: dict[Committer, None] = {}
+        self._prepares: dict[Callable[[], None], None] = {}
+        self._lagging: dict[Committer, None] = {}
+        self._some_lag = Signal()
 
     def __call__(self, idle: bool) -> CommitSteps:
         self._idle = idle
@@ -39,11 +48,19 @@ class CommitSteps:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._open = False
         try:
+            self._prepare()
+            self._open = False
             self._commit()
         finally:
+            self._open = False
             self._completions.__exit__()
+
+    def _prepare(self) -> None:
+        while self._prepares:
+            prepares, self._prepares = self._prepares, {}
+            for each in prepares:
+                each()
 
     def _commit(self) -> None:
         waiting, self._waiting = self._waiting, {}
@@ -56,9 +73,35 @@ class CommitSteps:
         """Is this inside a step that was announced?"""
         return self._open
 
+    def before_commits(self, prepare: Callable[[], None]) -> bool:
+        """Have `prepare` called once at the end of the step, before its commits begin; False: none was announced."""
+        if self._open:
+            self._prepares[prepare] = None
+        return self._open
+
     def commit(self, committer: Committer) -> None:
         """Have a log commit at the end of the step, or now if none was announced."""
         if self._open:
             self._waiting[committer] = None
         else:
             committer.commit(alone=False)
+
+    def commit_soon(self, committer: Committer) -> None:
+        """Have a log commit within SOON, if it has not until then."""
+        self._lagging[committer] = None
+        self._some_lag.set()
+
+    def commit_what_lags(self) -> None:
+        """Have the logs commit now that may do so soon."""
+        lagging, self._lagging = self._lagging, {}
+        with self._completions:
+            for each in lagging:
+                each.commit(alone=False)
+
+    async def run(self) -> None:
+        """Have logs commit that may do so soon, until cancelled."""
+        while True:
+            while not self._lagging:
+                await self._some_lag.wait()
+            await trio.sleep(SOON)
+            self.commit_what_lags()

@@ -41,6 +41,11 @@ class PendingRuns:
         while not self.has_room:
             await self._taken.wait()
 
+    @property
+    def runs(self) -> list[AppendRun]:
+        """What has gathered."""
+        return [waiting.run for waiting in self._waiting]
+
     def add(self, run: AppendRun, done: Done) -> None:
         """Let one more run wait."""
         self._waiting.append(WaitingRun(run, done, time.perf_counter()))

@@ -26,7 +26,7 @@ from qb.storage.commit.writer_threads import WorkerSlot, result_of
 from qb.storage.engine import AppendRun, Done, LogState, ProducerRange, StoredChunk
 from qb.storage.log.log_context import HOUR_MS, LogContext, TopicHealth
 from qb.storage.log.log_recovery import RecoveredLog
-from qb.storage.log.recent_batches import RecentBatches, StoredBatch, cut, joined
+from qb.storage.log.recent_batches import RecentBatches, StoredBatch, cut, extend, joined
 from qb.storage.log.sealed_batches import BadBatch
 from qb.storage.log.segment import Segment
 from qb.storage.log.segment_index import encode
@@ -72,6 +72,7 @@ class LocalLog:
         self._tail = RecentBatches()
         self._gathering = PendingRuns(shared.settings.max_pending_bytes)
         self._writing: list[PendingBatch] = []  # two at most
+        self._shown_early: list[StoredBatch] = []  # readers may see them, and they are not durable here
         self._is_poisoned = False  # is it unknown what the file holds behind the durable end?
         self._is_stuck = False  # is something being written whose waiters were answered already?
         self._indexing = False  # are entries of the index being written?
@@ -103,10 +104,18 @@ class LocalLog:
         if end_offset is not None:
             self._end_offset = min(self._end_offset, end_offset)
 
-    def release(self) -> None:
+    def release(self, shown_to: int = 0) -> None:
         self._held, self._held_reason = False, None
-        self._end_offset = self._durable_offset
+        self._show_early(shown_to)
+        self._end_offset = max(self._end_offset, self._durable_offset, shown_to)
         self._shared.completions.notify(self._watchers)
+
+    def _show_early(self, shown_to: int) -> None:
+        """Keep for readers what they may see before it is durable."""
+        runs = [each.run for pending in self._writing for each in pending.waiting]
+        for run in [*runs, *self._gathering.runs] if shown_to > self._end_offset else ():
+            if self._end_offset <= run.first_offset < shown_to:
+                self._shown_early.append(StoredBatch(run.first_offset, 0, (bytes(run.data),), run.positions))
 
     @property
     def closed_segments(self) -> list[Segment]:
@@ -157,13 +166,19 @@ class LocalLog:
         if self._refusal:
             raise self._refusal.with_traceback(None)
 
-    def append(self, run: AppendRun, done: Done) -> None:
+    def append(self, run: AppendRun, done: Done, *, lags: bool = False) -> None:
         if self._refusal or self._health.damage:
             self.check_writable()
         assert run.first_offset == self._next_offset, (run.first_offset, self._next_offset)
         self._next_offset += len(run.positions)
         self._gathering.add(run, done)
-        if not self._writing or self._gathering.size >= COMMIT_BYTES:
+        if lags and self._gathering.size < COMMIT_BYTES:
+            self._shared.commit_steps.commit_soon(self)
+        elif not self._writing or self._gathering.size >= COMMIT_BYTES:
+            self._shared.commit_steps.commit(self)
+
+    def write_now(self) -> None:
+        if self._gathering:
             self._shared.commit_steps.commit(self)
 
     def commit(self, *, alone: bool = False) -> bool:
@@ -267,8 +282,10 @@ class LocalLog:
         segment.extend(position + batch.size, batch.next_offset, batch.append_ms)
         self._durable_offset = batch.next_offset
         self._shared.extents.moved(self)
+        if self._shown_early:
+            self._shown_early = [each for each in self._shown_early if each.next_offset > batch.next_offset]
         if not self._held:
-            self._end_offset = batch.next_offset
+            self._end_offset = max(self._end_offset, batch.next_offset)
 
     def _take_in(self, committed: CommittedBatch) -> None:
         """Keep what readers, the next segment and the next start will ask for."""
@@ -291,6 +308,9 @@ class LocalLog:
         if not isinstance(failure, FailedBatch):
             logger.error("a commit failed by a fault of ours", exc_info=failure)
             failure = fault(self._name, failure)
+        if self._shown_early and not failure.poisoned:
+            text = f"{self._name} takes no more messages until the broker restarts, which stores what it shows already"
+            failure = failure._replace(error=LogPoisoned(f"{text}: {failure.error}"), poisoned=True)
         if failure.segment:
             self._segments.append(failure.segment)
         if failure.poisoned:
@@ -362,7 +382,15 @@ class LocalLog:
             return None
         if offset == self._end_offset:
             return StoredChunk(offset, b"", ())
-        return self._visible(self._tail.read(offset, max_bytes) or self._shared.reads.read(self, offset, max_bytes))
+        if offset >= self._durable_offset:
+            return self._visible(cut(self._early_from(offset), 0, offset, max_bytes))
+        recent = self._tail.read(offset, max_bytes)
+        if recent and self._shown_early and recent.next_offset == self._durable_offset:
+            recent = extend(recent, self._shown_early, max_bytes - recent.size)
+        return self._visible(recent or self._shared.reads.read(self, offset, max_bytes))
+
+    def _early_from(self, offset: int) -> list[StoredBatch]:
+        return [batch for batch in self._shown_early if batch.next_offset > offset]
 
     async def read(self, offset: int, max_bytes: int) -> StoredChunk:
         await trio.lowlevel.checkpoint()
@@ -383,7 +411,10 @@ class LocalLog:
         if offset == self._end_offset:
             return StoredChunk(offset, b"", ())
         self._check_offset(offset, self._end_offset)
-        chunk = self._tail.read_whole(offset, max_bytes) or joined(await self._read_batches(offset, max_bytes))
+        if offset >= self._durable_offset:
+            chunk = joined(self._early_from(offset))
+        else:
+            chunk = self._tail.read_whole(offset, max_bytes) or joined(await self._read_batches(offset, max_bytes))
         visible = self._visible(chunk)
         assert visible is not None
         return visible

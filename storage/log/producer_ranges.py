@@ -90,7 +90,8 @@ class ProducerRanges:
         if self._count > MAX_RANGES:
             share = max(1, MAX_RANGES // 2 // len(self._producers))
             for producer_id in self._producers:
-                self._keep_newest(producer_id, share)
+                if producer_id != TRANSACTIONS:  # a start reads in these where unfinished ones lie
+                    self._keep_newest(producer_id, share)
 
 
 def continues(last: ProducerRange, new: ProducerRange) -> bool:

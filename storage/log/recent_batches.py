@@ -48,7 +48,7 @@ def cut(batches: Sequence[StoredBatch], at: int, offset: int, max_bytes: int) ->
     room = max_bytes - (stop - start)
     if stop < first.size or at + 1 == len(batches) or batches[at + 1].size > room:
         return StoredChunk(offset, first.data, taken, stop)  # from one batch: nothing is copied
-    return _join(batches, at, StoredChunk(offset, first.data, taken, stop), room)
+    return extend(StoredChunk(offset, first.data, taken, stop), batches[at + 1 :], room)
 
 
 def whole(batches: Sequence[StoredBatch], at: int, max_bytes: int) -> StoredChunk:
@@ -63,12 +63,12 @@ def joined(batches: Sequence[StoredBatch]) -> StoredChunk:
     return cut(batches, 0, batches[0].first_offset, sum([batch.size for batch in batches]))
 
 
-def _join(batches: Sequence[StoredBatch], at: int, first: StoredChunk, room: int) -> StoredChunk:
-    """Return the chunk with the whole batches behind batches[at] that have room."""
+def extend(first: StoredChunk, batches: Sequence[StoredBatch], room: int) -> StoredChunk:
+    """Return the chunk with those of the whole batches behind it that have room."""
     parts = [first.frames]
     size = first.size
     positions = [position - first.positions[0] for position in first.positions]
-    for batch in batches[at + 1 :]:
+    for batch in batches:
         room -= batch.size
         if room < 0:
             break

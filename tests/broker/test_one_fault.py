@@ -157,14 +157,14 @@ async def test_retention_that_fails_for_one_log_goes_on_with_the_others(autojump
 
 
 async def test_a_transaction_that_fails_by_a_fault_of_ours_stops_no_other(a_broker, monkeypatch):
-    real = StageCopy.copy_stages
+    real = StageCopy.begin
 
-    async def copy(copying):
+    def begin(copying, **options):
         if copying.decision.transaction == "bad":
             raise RuntimeError("a bug")
-        await real(copying)
+        real(copying, **options)
 
-    monkeypatch.setattr(StageCopy, "copy_stages", copy)
+    monkeypatch.setattr(StageCopy, "begin", begin)
     async with a_broker() as connect:
         peer = await a_topic(connect)
         for _ in range(2):

@@ -4,38 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 import trio
 
-from qb.core.wire.frames import MessageType, encode_frame
+from qb.core.wire.frames import MessageType
 from qb.doors.binary.frame_requests import TRANSACTION_BYTES
 from qb.storage.stages.transaction_records import KEY, TransactionRecord
-from tests.support.brokers import Doors
-from tests.support.peers import TrioPeer
-from tests.support.transaction_peers import bodies, commit, data, failing_copies
+from tests.support.transaction_peers import bodies, commit, data, failing_copies, part, publish_whole, two_topics
 from tests.support.waiting import until
 
 T = MessageType
-
-
-def part(topic: str, partition: int, *messages: bytes) -> bytes:
-    return encode_frame(T.STAGE, 0, 0, {"topic": topic, "partition": str(partition)}, data(topic, *messages))
-
-
-async def publish_whole(peer: TrioPeer, transaction: str, *parts: bytes, **properties: str) -> Any:
-    """Return the receipt, or the code of the refusal."""
-    answer = await peer.ask(T.TRANSACTION, 1, b"".join(parts), transaction=transaction, **properties)
-    if answer.properties["status"] == "error":
-        return answer.properties["code"]
-    return msgspec.json.decode(answer.body)
-
-
-async def two_topics(connect: Doors) -> TrioPeer:
-    peer = await connect()
-    for topic in ("a", "b"):
-        await peer.call("create_topic", topic=topic)
-    return peer
 
 
 async def test_a_transaction_in_one_frame_is_visible_when_it_is_answered_and_leaves_no_stage(a_broker, tmp_path):

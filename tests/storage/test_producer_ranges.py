@@ -63,6 +63,14 @@ def test_transactions_are_never_forgotten_and_take_little_room() -> None:
     assert len(kept) == TRANSACTION_RANGES
 
 
+def test_transactions_keep_their_ranges_when_the_others_have_too_many() -> None:
+    known = ProducerRanges(ProducerRange(TRANSACTIONS, 2 * n, 3 * n, 1) for n in range(1, TRANSACTION_RANGES + 1))
+    for number in range(1, 8):
+        known.add(ProducerRange(producer, 2 * number, 10**6, 1) for producer in range(1, MAX_PRODUCERS))
+    assert sum(each.producer_id != TRANSACTIONS for each in known) < 7 * MAX_PRODUCERS
+    assert sum(each.producer_id == TRANSACTIONS for each in known) == TRANSACTION_RANGES
+
+
 def test_many_producers_with_scattered_numbers_share_what_may_be_remembered() -> None:
     known = ProducerRanges(ProducerRange(at % 100 + 1, at, at * 2, 1) for at in range(MAX_RANGES * 2))
     kept = list(known)

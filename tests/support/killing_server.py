@@ -10,11 +10,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import qb.core.transactions.free_space
 import qb.core.transactions.stage_copy
 from qb import server
 from qb.core.transactions.remembered_transactions import RememberedTransactions
 from qb.core.transactions.stage_copy import StageCopy
 from qb.core.transactions.transaction_commits import TransactionCommits
+from qb.storage.commit.batch_commit import BatchCommit
+from qb.storage.engine import TRANSACTIONS
 from qb.storage.log.partition_log import LocalLog
 from qb.storage.metadata.metadata_log import MetadataLog
 from qb.storage.stages.stage_file import StageFile
@@ -31,6 +34,14 @@ def always(*_: Any, **__: Any) -> bool:
 
 def is_receipt(_: Any, body: bytes, *__: Any) -> bool:
     return b"receipt" in body
+
+
+def is_line(_: Any, body: bytes, *__: Any) -> bool:
+    return b"content" in body
+
+
+def is_of_transaction(commit: BatchCommit) -> bool:
+    return any(each.producer_id == TRANSACTIONS for each in commit.ranges)
 
 
 def die() -> None:
@@ -81,12 +92,12 @@ def _patch(owner: type, name: str, when: When, count: int, *, first: bool) -> No
 # Steps before the decision is durable, and steps after it, in the order of a commit.
 UNDECIDED = {
     "a frame is staged and not answered": before(LocalStage, "_take_in"),
-    "the commit has been asked for": before(TransactionCommits, "_carry_out_round"),
+    "the commit has been asked for": before(TransactionCommits, "_begin_round"),
     "all is checked": before(TransactionCommits, "_write_down"),
     "the logs are held": after(StageCopy, "hold"),
 }
 DECIDED = {
-    "the line is durable": after(RememberedTransactions, "write"),
+    "the line is durable": before(TransactionCommits, "_written_down"),
     "the copy begins": before(StageCopy, "begin"),
     "a run is given to a log": after(StageCopy, "_append"),
     "all runs are on their way": after(StageCopy, "_append", count=16),
@@ -102,7 +113,30 @@ DECIDED = {
     "the stages are deleted": after(StageFile, "delete", count=2),
     "the receipt is durable": after(MetadataLog, "commit", is_receipt),
 }
+# The same of a transaction that lies in its line: four partitions, and nothing else goes to them.
+WHOLE_UNDECIDED = {
+    "whole: it has come": before(TransactionCommits, "commit_then"),
+    "whole: all is checked": before(TransactionCommits, "_write_down"),
+    "whole: the logs are held": after(StageCopy, "hold"),
+    "whole: the line is about to be written": before(MetadataLog, "commit", is_line),
+}
+WHOLE_DECIDED = {
+    "whole: the line is durable": after(MetadataLog, "commit", is_line),
+    "whole: the decision is carried out": before(TransactionCommits, "_show_at_once"),
+    "whole: a run is given to a log": after(StageCopy, "_append"),
+    "whole: all runs are on their way": after(StageCopy, "_append", count=4),
+    "whole: one log shows it": after(LocalLog, "release"),
+    "whole: all logs show it": after(StageCopy, "release"),
+    "whole: it is answered": after(TransactionCommits, "_end"),
+    "whole: a log is about to be written": before(BatchCommit, "carry_out", is_of_transaction),
+    "whole: a log is written": after(BatchCommit, "carry_out", is_of_transaction),
+    "whole: all logs are written": after(BatchCommit, "carry_out", is_of_transaction, count=4),
+    "whole: the line may go": before(TransactionCommits, "_stored"),
+    "whole: the receipt is on its way": after(TransactionCommits, "_stored"),
+    "whole: the receipt is durable": after(MetadataLog, "commit", is_receipt),
+}
 
 if __name__ == "__main__":
-    (UNDECIDED | DECIDED)[sys.argv[1]]()
+    qb.core.transactions.free_space.PLENTY = 0  # so that a nearly full disk takes the same steps
+    (UNDECIDED | DECIDED | WHOLE_UNDECIDED | WHOLE_DECIDED)[sys.argv[1]]()
     sys.exit(server.main([]))

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
+
 from qb.core.wire.errors import Internal
 from qb.core.wire.frames import MessageType, encode_frame
 from qb.storage.engine import AppendRun, Done, PartitionLog
@@ -77,6 +79,25 @@ async def all_bodies(peer: TrioPeer, topic: str, partitions: int) -> Sequence[li
     return [await bodies(peer, topic, partition) for partition in range(partitions)]
 
 
+def part(topic: str, partition: int, *messages: bytes) -> bytes:
+    return encode_frame(MessageType.STAGE, 0, 0, {"topic": topic, "partition": str(partition)}, data(topic, *messages))
+
+
+async def publish_whole(peer: TrioPeer, transaction: str, *parts: bytes, **properties: str) -> Any:
+    """Return the receipt, or the code of the refusal."""
+    answer = await peer.ask(MessageType.TRANSACTION, 1, b"".join(parts), transaction=transaction, **properties)
+    if answer.properties["status"] == "error":
+        return answer.properties["code"]
+    return msgspec.json.decode(answer.body)
+
+
+async def two_topics(connect: Doors) -> TrioPeer:
+    peer = await connect()
+    for topic in ("a", "b"):
+        await peer.call("create_topic", topic=topic)
+    return peer
+
+
 @contextmanager
 def failing_copies(connect: Doors, times: int = 10**9) -> Iterator[list[str]]:
     """Let the logs refuse the messages of transactions; yields the topics that refused some."""
@@ -84,12 +105,12 @@ def failing_copies(connect: Doors, times: int = 10**9) -> Iterator[list[str]]:
     real = commits._append
     limit = times
 
-    def append(log: PartitionLog, run: AppendRun, done: Done) -> None:
+    def append(log: PartitionLog, run: AppendRun, done: Done, *, lags: bool = False) -> None:
         if len(refused) < limit:
             refused.append(log.topic)
             done([run], Internal("messages could not be written: disk I/O error"), 0)
         else:
-            real(log, run, done)
+            real(log, run, done, lags=lags)
 
     commits._append = append
     try:

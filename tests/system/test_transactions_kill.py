@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
-from qb.core.wire.frames import Frame, MessageType
+from qb.core.wire.frames import Frame, MessageType, encode_frame
 from qb.storage.verification import verify
 from tests.support.brokers import ROOT, BrokerProcess
-from tests.support.killing_server import DECIDED, UNDECIDED
+from tests.support.killing_server import DECIDED, UNDECIDED, WHOLE_DECIDED, WHOLE_UNDECIDED
 from tests.support.peers import Peer
 from tests.support.transaction_peers import data
 
@@ -227,3 +228,65 @@ def test_a_kill_while_a_start_finishes_the_transaction_is_finished_by_the_next_o
         assert ended.returncode == -9, ended.stderr
         assert b"listens" not in ended.stdout
     check_finished(start_broker(), others, named)
+
+
+def publish_whole(peer: Peer) -> dict[str, Any]:
+    """Send the transaction in one frame; returns its receipt."""
+    parts = [
+        encode_frame(T.STAGE, 0, 0, {"topic": "t", "partition": str(partition)}, data("t", *bodies))
+        for partition, bodies in enumerate(WHOLE)
+    ]
+    answer = peer.ask(T.TRANSACTION, 1, b"".join(parts), transaction="x")
+    assert answer.properties["status"] == "success", answer.properties
+    return msgspec.json.decode(answer.body)
+
+
+def run_whole_into_the_step(broker: BrokerProcess) -> tuple[Subscriber, dict[str, Any] | None]:
+    """Publish it behind a message in each partition, until the broker has killed itself."""
+    receipt = None
+    with Peer(broker.port) as peer:
+        peer.hello()
+        peer.create_topic("t", partitions=str(PARTITIONS))
+        subscriber = Subscriber(broker.port)
+        subscriber.start()
+        for partition in range(PARTITIONS):
+            peer.publish("t", b"other", partition + 1, partition=str(partition))
+        try:
+            receipt = publish_whole(peer)
+        except OSError:
+            pass
+    assert broker.wait() == -9
+    subscriber.join(30)
+    return subscriber, receipt
+
+
+@pytest.mark.parametrize("step", WHOLE_UNDECIDED)
+def test_a_kill_before_the_decision_of_a_whole_transaction_leaves_nothing(start_broker: StartBroker, step: str):
+    subscriber, receipt = run_whole_into_the_step(start_broker(prefix=killing(step)))
+    assert receipt is None
+    assert subscriber.of_the_transaction() == []
+    with Peer(start_broker().port) as peer:
+        peer.hello()
+        assert look(peer) == [[b"other"]] * PARTITIONS
+        assert publish_whole(peer)["replayed"] is False
+        assert look(peer) == [[b"other", *bodies] for bodies in WHOLE]
+
+
+@pytest.mark.parametrize("step", WHOLE_DECIDED)
+def test_what_was_shown_or_answered_of_a_whole_transaction_is_at_the_same_offsets_after_a_kill(
+    start_broker: StartBroker, step: str
+):
+    subscriber, receipt = run_whole_into_the_step(start_broker(prefix=killing(step)))
+    broker = start_broker()
+    with Peer(broker.port) as peer:
+        peer.hello()
+        peer.publish("t", b"later", 1, partition="0")
+        seen = look(peer)
+        assert seen == [[b"other", *WHOLE[0], b"later"], *([b"other", *bodies] for bodies in WHOLE[1:])]
+        for frame in subscriber.pushed:
+            assert seen[int(frame.properties["partition"])][frame.sequence_number] == frame.body
+        again = publish_whole(peer)
+        assert again["replayed"] is True
+        assert receipt is None or receipt | {"replayed": True} == again
+    broker.stop()
+    assert verify(broker.data_dir).findings == []
