@@ -5,34 +5,43 @@ from __future__ import annotations
 from itertools import groupby, islice
 
 from qb.core.pacing import AT_ONCE
-from qb.core.subscriptions.failures import expire
+from qb.core.subscriptions.failures import take_back_due
 from qb.core.subscriptions.messages.cursor import Cursor
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.message_records import MessageRecord, MessageState
-from qb.core.subscriptions.push_decisions import DeadLetterDecision, Decision, PushDecision
+from qb.core.subscriptions.push_decisions import Decision, PushDecision
 from qb.core.subscriptions.queues.key_order import KeyOrderedQueue
 from qb.core.subscriptions.subscription_state import MAX_WAITING, SubscriptionState
 from qb.core.wire.offset_runs import marked, near_each_other, runs_of
 
+REDELIVERED_AT_ONCE = 4 * AT_ONCE  # messages that had come back and go out in one decision: a save precedes each
+
+LOOKED_AT_ONCE = 5 * AT_ONCE  # fresh messages of key_shared that one decision looks at, each by its key
+
 
 def decide(state: SubscriptionState, now: float) -> list[Decision]:
     """Carry out what is due, and return everything that should be done now."""
-    if state.deadlines.first() <= now:
-        # In key order all that are due expire together: which message of a key is charged depends on their order.
-        due = state.deadlines.pop_due(now)
-        expire(state, list(due if state.keyed is not None else islice(due, AT_ONCE)), now)
-    for record in state.backing_off.pop_due(now):
+    if not (take_back_due(state, now) and _end_backoffs(state, now)):
+        return []  # what goes out next is known when all has come back; next_wakeup() says at once
+    dead_letters = state.dead_lettering[:AT_ONCE]
+    del state.dead_lettering[:AT_ONCE]
+    return [*dead_letters, *_deliveries(state, now)]
+
+
+def _end_backoffs(state: SubscriptionState, now: float) -> bool:
+    """Make ready what has backed off long enough, a portion of it; returns whether that was all."""
+    for record in islice(state.backing_off.pop_due(now), AT_ONCE):
         if record.state is MessageState.DEAD_LETTERING:
             state.make_dead_lettering(record)
         else:
             state.make_ready(record)
-    dead_letters: list[DeadLetterDecision] = state.dead_lettering
-    state.dead_lettering = []
-    return [*dead_letters, *_deliveries(state, now)]
+    return state.backing_off.first() > now
 
 
 def next_wakeup(state: SubscriptionState, now: float) -> float:
     """Return when decide() has to be called again if nothing else happens, or NEVER."""
+    if state.departed:
+        return now
     wakeup = min(state.deadlines.first(), state.backing_off.first())
     breaker = state.breaker
     if breaker.open and breaker.next_probe > now and not state.paused and _has_work(state):
@@ -51,7 +60,7 @@ def _deliveries(state: SubscriptionState, now: float) -> list[PushDecision]:
     deliveries = _offer_isolated(state, now)
     if not (limit and deliveries):
         deliveries += _offer_ready(state, now, limit)
-    if not (limit and deliveries):
+    if not (limit and deliveries) and sum(each.size for each in deliveries) < REDELIVERED_AT_ONCE:
         deliveries += _offer_fresh(state, now, limit)
     if limit and deliveries:
         state.breaker.probed(now)
@@ -89,14 +98,14 @@ def _choose_host(state: SubscriptionState, record: MessageRecord) -> JoinedSubsc
 
 def _offer_ready(state: SubscriptionState, now: float, limit: int | None) -> list[PushDecision]:
     assigned: dict[JoinedSubscriber, list[MessageRecord]] = {}
-    for subscriber, record in islice(state.queue.assign(state.round_robin), limit):
+    for subscriber, record in islice(state.queue.assign(state.round_robin), limit or REDELIVERED_AT_ONCE):
         subscriber.assigned += 1
         assigned.setdefault(subscriber, []).append(record)
     deliveries = [
         deliver for subscriber, records in assigned.items() for deliver in _hand_over(state, subscriber, records, now)
     ]
     if state.keyed is not None and not (limit and deliveries):
-        for subscriber, by_partition in state.keyed.pass_on(state.round_robin, limit).items():
+        for subscriber, by_partition in state.keyed.pass_on(state.round_robin, limit or REDELIVERED_AT_ONCE).items():
             for partition, offsets in by_partition.items():
                 offsets.sort()
                 state.pass_on(state.cursors[partition], offsets)
@@ -207,13 +216,13 @@ def room(state: SubscriptionState) -> int:
 
     In key_shared it is more than the windows have room for if some are full: what belongs to those is passed over.
     """
-    if state.paused or state.waiting >= MAX_WAITING:
+    if state.paused or state.departed or state.waiting >= MAX_WAITING:
         return 0
     free = state.round_robin.room()
     if state.breaker.open:
         return 0 if state.queue.may_have_work() else min(free, 1)
     if state.keyed is not None and free:
-        return min(MAX_WAITING, free * -(-len(state.round_robin) // state.round_robin.with_room()))
+        return min(LOOKED_AT_ONCE, free * -(-len(state.round_robin) // state.round_robin.with_room()))
     return free
 
 

@@ -26,10 +26,12 @@ def ack(state: SubscriptionState, name: str, partition: int, runs: Iterable[rang
         runs = []  # the others are not held
     for run in runs:
         left = len(run)
-        for lease, part in subscriber.find(partition, run):
+        for lease, part in state.find_acked(subscriber, partition, run):
             for settled in _settle_leased(state, cursor, lease, part):
                 cursor.note_settlement(settled, now, f"acked by {name}")
                 left -= len(settled)
+                if lease.recorded or state.keyed is not None:
+                    subscriber.looked_at += len(settled) if lease.recorded else len(settled) // 10
         if left and cursor.waiting:
             subscriber.looked_at += min(len(run), len(cursor.waiting))
             left -= _ack_late(state, cursor, name, run, now)
@@ -93,7 +95,7 @@ def nack(
     found = state.member(name).find(partition, range(offset, offset + 1))
     records = [record for lease, part in found for record in state.take_back(lease, part)]
     for record in records:
-        take_back_followers(state, record)
+        state.member(name).looked_at += take_back_followers(state, record)
         record.clear()
         state.nacked += 1
         state.breaker.nacked(partition, offset, now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
+from operator import attrgetter
 from random import Random
 from typing import Any, NamedTuple
 
@@ -14,7 +15,10 @@ from qb.core.subscriptions.messages.message_records import MessageRecord, Unexpl
 from qb.core.subscriptions.subscription_options import SubscriptionMode, SubscriptionOptions
 from qb.core.subscriptions.subscription_state import SubscriptionState
 from qb.core.wire.errors import BadRequest
-from qb.core.wire.offset_runs import runs_of
+from qb.core.wire.offset_runs import runs_of_ascending
+
+_offset, _key = attrgetter("offset"), attrgetter("key")
+_history = attrgetter("attempts", "failures", "deaths", "alone", "reason")
 
 
 class OpenRun(msgspec.Struct, frozen=True, array_like=True):
@@ -37,11 +41,15 @@ class OpenRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KeyedMessages(msgspec.Struct, frozen=True, array_like=True):
-    """Messages of key_shared without a past of failures: a key for each offset."""
+    """Messages of key_shared that have the same history: a key for each offset."""
 
     attempts: int
     offsets: list[int]
     keys: list[str | None]
+    failures: int = 0
+    deaths: tuple[int, ...] = ()
+    alone: bool = False
+    reason: str = ""
 
 
 class PartitionSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -57,8 +65,9 @@ class PartitionSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
         """Yield all that is open."""
         yield from self.open
         for group in self.keyed:
+            past = group.attempts, group.failures, group.deaths, group.alone, group.reason
             for offset, key in zip(group.offsets, group.keys, strict=True):
-                yield OpenRun(offset, 1, 1, group.attempts, key=key)
+                yield OpenRun(offset, 1, 1, *past, key)
 
 
 class SubscriptionSnapshot(msgspec.Struct, frozen=True):
@@ -80,7 +89,7 @@ class SubscriptionSnapshot(msgspec.Struct, frozen=True):
 
 def _without_past(partition: PartitionSnapshot) -> PartitionSnapshot:
     runs = [OpenRun(run.first, run.count, run.step, 0, key=run.key) for run in partition.open]
-    keyed = [msgspec.structs.replace(group, attempts=0) for group in partition.keyed]
+    keyed = [KeyedMessages(0, group.offsets, group.keys) for group in partition.keyed]
     return PartitionSnapshot(partition.partition, partition.start, partition.next, runs, keyed)
 
 
@@ -143,8 +152,9 @@ def merged(
 
 
 def _partition(state: SubscriptionState, cursor: Cursor) -> PartitionSnapshot:
-    keyed = [] if state.keyed is None else list(_keyed_messages(cursor))
-    return PartitionSnapshot(cursor.partition, cursor.start, cursor.next, list(_open_runs(state, cursor)), keyed)
+    if state.keyed is None:
+        return PartitionSnapshot(cursor.partition, cursor.start, cursor.next, list(_open_runs(state, cursor)))
+    return PartitionSnapshot(cursor.partition, cursor.start, cursor.next, [], list(_keyed_messages(cursor)))
 
 
 def _keyed_messages(cursor: Cursor) -> Iterator[KeyedMessages]:
@@ -152,23 +162,30 @@ def _keyed_messages(cursor: Cursor) -> Iterator[KeyedMessages]:
         yield KeyedMessages(1, list(cursor.keys), list(cursor.keys.values()))
     if cursor.passed:
         yield KeyedMessages(0, list(cursor.passed), list(cursor.passed.values()))
+    for (attempts, *past), records in _by_history(cursor):
+        yield KeyedMessages(attempts, list(map(_offset, records)), list(map(_key, records)), *past)
 
 
 def _open_runs(state: SubscriptionState, cursor: Cursor) -> Iterator[OpenRun]:
-    for subscriber in state.subscribers.values():
-        for lease in subscriber.leases(cursor.partition):
-            if not lease.recorded and state.keyed is None:
+    for holder in state.holders():
+        for lease in holder.leases(cursor.partition):
+            if not lease.recorded:
                 for run in lease.held():
                     yield OpenRun(run.start, len(run), run.step, lease.attempt)
-
-    def history(record: MessageRecord) -> tuple[Any, ...]:
-        suspicions = tuple(death.number for death in record.suspicions)
-        return record.attempts, record.failures, suspicions, record.alone, record.reason, record.key
-
-    records = sorted(cursor.records(), key=lambda record: record.offset)
-    for past, group in groupby(records, key=history):
-        for run in runs_of(record.offset for record in group):
+    for past, records in _by_history(cursor):
+        for run in runs_of_ascending(list(map(_offset, records))):
             yield OpenRun(run.start, len(run), run.step, *past)
+
+
+def _by_history(cursor: Cursor) -> Iterator[tuple[tuple[Any, ...], list[MessageRecord]]]:
+    """Yield neighbours that have the same history: attempts, failures, suspicions, isolation, reason; and the records.
+
+    There may be as many as the windows hold, and a save is one step of the event loop: no function is called for each.
+    """
+    records = sorted(cursor.records(), key=_offset)
+    for (attempts, failures, deaths, alone, reason), group in groupby(records, key=_history):
+        suspicions = tuple(death.number for death in deaths if not death.explained)
+        yield (attempts, failures, suspicions, alone, reason), list(group)
 
 
 def restore(name: str, snapshot: SubscriptionSnapshot, now: float, random: Random) -> SubscriptionState:

@@ -168,7 +168,7 @@ class Subscription:
     def advance(self, partition: int, first: int) -> None:
         """Retention has dropped everything below `first`: skip it. Raises BadRequest."""
         cursor = self._state.cursor(partition)
-        self._state.forget(cursor, range(first))
+        self._state.forget(cursor, first)
         cursor.dropped = max(cursor.dropped, first)
         upcoming = max(cursor.next, first)
         cursor.take_keys(upcoming - cursor.next)
@@ -259,7 +259,7 @@ class Subscription:
     def seek(self, partition: int, offset: int) -> None:
         """Begin a partition anew at an offset, and forget all that was known of it. Raises BadRequest."""
         cursor = self._state.cursor(partition)
-        self._state.forget(cursor, range(cursor.next))
+        self._state.forget(cursor, cursor.next)
         self._state.move(cursor, offset, offset)
         cursor.reset(offset)
         self._state.changed.add(partition)
@@ -270,7 +270,7 @@ class Subscription:
         Raises BadRequest.
         """
         state, cursor = self._state, self._state.cursor(partition)
-        leased = any(subscriber.holds(partition, offset) for subscriber in state.subscribers.values())
+        leased = any(holder.holds(partition, offset) for holder in state.holders())
         if leased or offset in cursor.waiting or offset in cursor.passed or not cursor.dropped <= offset < cursor.next:
             return False
         record = MessageRecord(partition, offset, key=key)

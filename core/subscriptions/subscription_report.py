@@ -72,7 +72,7 @@ class SubscriptionReport(msgspec.Struct, frozen=True):
 
 def floor(state: SubscriptionState, cursor: Cursor) -> int:
     """Return the lowest offset that is not settled."""
-    indexes = (subscriber.partitions().get(cursor.partition) for subscriber in state.subscribers.values())
+    indexes = (holder.partitions().get(cursor.partition) for holder in state.holders())
     leased = (index.first for index in indexes if index is not None)
     return min([cursor.next, *cursor.waiting, *cursor.passed, *leased])
 
@@ -97,14 +97,15 @@ def describe(
 def totals_of(state: SubscriptionState, ends: int) -> SubscriptionTotals:
     """Return the numbers of all partitions together; `ends` is the sum of their visible ends."""
     in_flight = sum(subscriber.in_flight for subscriber in state.subscribers.values())
+    waiting = state.waiting + sum(departure.subscriber.in_flight for departure in state.departed)
     return SubscriptionTotals(
         subscription_id=state.name,
         mode=state.options.mode,
         paused=state.paused,
         outage=state.breaker.open,
-        lag=max(0, ends - state.delivered) + in_flight + state.waiting,
+        lag=max(0, ends - state.delivered) + in_flight + waiting,
         in_flight=in_flight,
-        waiting=state.waiting,
+        waiting=waiting,
         redelivered=state.redelivered,
         dead_lettered=state.dead_lettered,
         position=state.delivered,
@@ -114,19 +115,26 @@ def totals_of(state: SubscriptionState, ends: int) -> SubscriptionTotals:
 def partitions(state: SubscriptionState, ends: Mapping[int, int]) -> Iterator[PartitionReport]:
     """Yield each partition that has an end; others may run in between."""
     leased: dict[int, list[LeaseIndex]] = {}
-    for subscriber in state.subscribers.values():
-        for partition, index in subscriber.partitions().items():
-            leased.setdefault(partition, []).append(index)
+    returning: dict[int, list[LeaseIndex]] = {}  # of subscribers that are gone
+    for holder in state.holders():
+        indexes = leased if holder.name in state.subscribers else returning
+        for partition, index in holder.partitions().items():
+            indexes.setdefault(partition, []).append(index)
     for cursor in list(state.cursors.values()):
         if cursor.partition in ends:
             yield _partition(
-                cursor, ends[cursor.partition], [each for each in leased.get(cursor.partition, ()) if each]
+                cursor,
+                ends[cursor.partition],
+                [each for each in leased.get(cursor.partition, ()) if each],
+                [each for each in returning.get(cursor.partition, ()) if each],
             )
 
 
-def _partition(cursor: Cursor, end: int, leased: list[LeaseIndex]) -> PartitionReport:
-    in_flight, waiting = sum(index.count for index in leased), len(cursor.waiting) + len(cursor.passed)
-    lowest = min([cursor.next, *cursor.waiting, *cursor.passed, *(index.first for index in leased)])
+def _partition(cursor: Cursor, end: int, leased: list[LeaseIndex], returning: list[LeaseIndex]) -> PartitionReport:
+    in_flight = sum(index.count for index in leased)
+    waiting = len(cursor.waiting) + len(cursor.passed) + sum(index.count for index in returning)
+    firsts = (index.first for index in (*leased, *returning))
+    lowest = min([cursor.next, *cursor.waiting, *cursor.passed, *firsts])
     lag = max(0, end - cursor.next) + in_flight + waiting
     return PartitionReport(cursor.partition, lowest, cursor.next, end, lag, in_flight, waiting)
 
@@ -136,8 +144,10 @@ def explain(state: SubscriptionState, partition: int, offset: int, end: int, now
     cursor = state.cursor(partition)
     if offset >= end:
         return f"not published yet: partition {partition} ends at {end}"
-    if lease := _lease_of(state, partition, offset):
+    if lease := _lease_of(state.subscribers.values(), partition, offset):
         return _in_flight(lease, offset, now)
+    if lease := _lease_of((departure.subscriber for departure in state.departed), partition, offset):
+        return f"waiting for its turn, delivered {lease.attempt} times; being taken back from {lease.subscriber.name}"
     if record := cursor.waiting.get(offset):
         return _waiting(state, record, now)
     if state.keyed is not None and offset in cursor.passed:
@@ -150,10 +160,9 @@ def explain(state: SubscriptionState, partition: int, offset: int, end: int, now
     return f"fresh, never delivered{queue}; {why}"
 
 
-def _lease_of(state: SubscriptionState, partition: int, offset: int) -> Lease | None:
-    wanted = range(offset, offset + 1)
-    found = (hit for member in state.subscribers.values() for hit in member.find(partition, wanted))
-    return next((lease for lease, part in found if lease.held(part)), None)
+def _lease_of(holders: Iterable[JoinedSubscriber], partition: int, offset: int) -> Lease | None:
+    found = (holder.lease_of(partition, offset) for holder in holders)
+    return next((lease for lease in found if lease is not None), None)
 
 
 def _in_flight(lease: Lease, offset: int, now: float) -> str:
@@ -198,6 +207,8 @@ def _why_passed(state: SubscriptionState, keyed: KeyOrderedQueue, cursor: Cursor
 
 
 def _why_not_sent_by_owner(state: SubscriptionState, queue: KeyQueue, now: float) -> str:
+    if queue.full:
+        return f"{len(queue.leased)} messages of key {queue.key!r} are in flight, and no more may be"
     if queue.owner is not None:
         return f"key {queue.key!r} belongs to {queue.owner.name}; {_why_not_sent(state, [queue.owner], now)}"
     return _why_not_sent(state, state.round_robin, now)

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from random import Random
+from typing import TypeVar
 
 from qb.core.subscriptions.messages.cursor import Cursor
 from qb.core.subscriptions.messages.deadlines import NEVER, Deadlines
+from qb.core.subscriptions.messages.departures import Departure
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.leases import Lease
 from qb.core.subscriptions.messages.message_records import MessageRecord, MessageState, UnexplainedDeath
 from qb.core.subscriptions.outage_breaker import OutageBreaker
 from qb.core.subscriptions.push_decisions import DeadLetterDecision
-from qb.core.subscriptions.queues.key_order import KeyOrderedQueue
+from qb.core.subscriptions.queues.key_order import KeyOrderedQueue, queue_key
 from qb.core.subscriptions.queues.round_robin import RoundRobin
 from qb.core.subscriptions.queues.shared_queue import ReadyQueue, SharedQueue
 from qb.core.subscriptions.subscription_options import SubscriptionMode, SubscriptionOptions
 from qb.core.wire.errors import BadRequest, NotJoined
 from qb.core.wire.offset_runs import intersect
 
+Item = TypeVar("Item")
 MAX_WAITING = 10_000  # messages that came back, or were passed over; then nothing fresh is started
 
 
@@ -46,6 +49,7 @@ class SubscriptionState:
         self.fresh: OrderedDict[int, Cursor] = OrderedDict()  # those with fresh messages at hand, in turn
         self.rounds = 0  # in which fresh messages went out
         self.subscribers: dict[str, JoinedSubscriber] = {}
+        self.departed: deque[Departure] = deque()  # whose messages are being taken back; meanwhile nothing goes out
         self.round_robin = RoundRobin(
             1 if options.mode in (SubscriptionMode.EXCLUSIVE, SubscriptionMode.FAILOVER) else None
         )
@@ -72,6 +76,11 @@ class SubscriptionState:
             return self.subscribers[name]
         except KeyError:
             raise NotJoined(f"{name!r} has not joined subscription {self.name!r}") from None
+
+    def holders(self) -> Iterator[JoinedSubscriber]:
+        """Return all that have leases: the subscribers, and those that are gone."""
+        yield from self.subscribers.values()
+        yield from (departure.subscriber for departure in self.departed)
 
     @property
     def dirty(self) -> bool:
@@ -204,27 +213,41 @@ class SubscriptionState:
             for offset in chain.from_iterable(released):
                 self.keyed.settled_fresh(cursor.partition, offset, cursor.keys.pop(offset))
 
-    def forget(self, cursor: Cursor, offsets: range) -> None:
-        """Settle whatever is open among these, in flight or waiting."""
-        for subscriber in self.subscribers.values():
-            for lease in list(subscriber.leases(cursor.partition)):
-                if part := intersect(lease.offsets, offsets):
-                    released = self.release(lease, part)
-                    if not lease.recorded:
-                        self.settle_fresh(cursor, released)
-        for record in [record for record in cursor.records() if record.offset in offsets]:
-            self.settle(record)
-        self._forget_passed(cursor, offsets)
-        self.dead_lettering = [
-            d for d in self.dead_lettering if d.partition != cursor.partition or d.offset not in offsets
-        ]
+    def find_acked(self, subscriber: JoinedSubscriber, partition: int, run: range) -> list[tuple[Lease, range]]:
+        """Return what the subscriber holds of a run, and what it held before it left and joined again."""
+        found = subscriber.find(partition, run)
+        for departure in self.departed:
+            if departure.subscriber.name == subscriber.name:
+                found += departure.subscriber.find(partition, run)
+        return found
 
-    def _forget_passed(self, cursor: Cursor, offsets: range) -> None:
-        gone = [offset for offset in cursor.passed if offset in offsets]
-        if gone and self.keyed is not None:
-            self.keyed.drop_passed(cursor.partition, offsets, {cursor.passed.pop(offset) for offset in gone})
-            self.waiting -= len(gone)
-            self.changed.add(cursor.partition)
+    def key_in_flight(self, lease: Lease, offset: int) -> str | None:
+        """Return the key of a message that is held under this lease, in key_shared."""
+        cursor = self.cursors[lease.partition]
+        return cursor.leased[offset].key if lease.recorded else cursor.keys[offset]
+
+    def forget(self, cursor: Cursor, end: int) -> None:
+        """Settle whatever is open below this offset, in flight or waiting."""
+        for holder in self.holders():
+            for lease in list(holder.leases(cursor.partition)):
+                self.release(lease, intersect(lease.offsets, range(end)))
+        waiting = _pop_below(cursor.waiting, end)
+        self.waiting -= len(waiting)
+        records = waiting + _pop_below(cursor.leased, end)
+        for record in records:
+            record.state = MessageState.SETTLED
+            record.due = NEVER
+        self.isolated = {record: None for record in self.isolated if record.state is MessageState.ISOLATED}
+        if self.keyed is not None:
+            in_flight, passed = _pop_below(cursor.keys, end), _pop_below(cursor.passed, end)
+            self.waiting -= len(passed)
+            if any(each.is_open for each in self.cursors.values()):
+                keys = {*map(queue_key, records), *(key for key in in_flight if key is not None), *passed}
+                self.keyed.drop(cursor.partition, end, keys)
+            else:
+                self.keyed.clear()
+        self.dead_lettering = [d for d in self.dead_lettering if d.partition != cursor.partition or d.offset >= end]
+        self.changed.add(cursor.partition)
 
     def _wait(self, record: MessageRecord, to: MessageState) -> None:
         waiting = self.cursors[record.partition].waiting
@@ -237,13 +260,10 @@ class SubscriptionState:
         if cursor.waiting.pop(record.offset, None) is not None:
             self.waiting -= 1
 
-    def suspect(self, records: Iterable[MessageRecord]) -> None:
-        """Note that each of these may have caused a subscriber's death."""
+    def new_death(self) -> UnexplainedDeath:
+        """Return the death of a subscriber that several messages may have caused; none is a suspect of it yet."""
         self.deaths += 1
-        death = UnexplainedDeath(self.deaths)
-        for record in records:
-            record.suspect_of(death)
-            self.changed.add(record.partition)
+        return UnexplainedDeath(self.deaths)
 
     def charge_deaths(self, record: MessageRecord) -> None:
         """Count the unexplained deaths of which it is a suspect as its failures; the others are suspects no more."""
@@ -252,3 +272,8 @@ class SubscriptionState:
             record.failures += 1
             self.changed |= death.partitions
         record.deaths = ()
+
+
+def _pop_below(by_offset: dict[int, Item], end: int) -> list[Item]:
+    """Take out what belongs to offsets below the end."""
+    return [by_offset.pop(offset) for offset in [offset for offset in by_offset if offset < end]]

@@ -47,6 +47,13 @@ def runs_of(offsets: Iterable[int]) -> Iterator[range]:
         yield run
 
 
+def runs_of_ascending(offsets: list[int]) -> Iterable[range]:
+    """Cut ascending offsets into runs, at once if they are one."""
+    if offsets[-1] - offsets[0] == len(offsets) - 1:
+        return [range(offsets[0], offsets[-1] + 1)]
+    return runs_of(offsets)
+
+
 NEAR = 256  # offsets from one message to the next: up to here they share a span
 
 

@@ -18,7 +18,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from qb.core.subscriptions.push_decisions import DeadLetterDecision, PushDecision
+from qb.core.subscriptions import dispatch, failures
+from qb.core.subscriptions.push_decisions import DeadLetterDecision, Decision, PushDecision
+from qb.core.subscriptions.queues import key_queue
 from qb.core.subscriptions.save_urgency import SaveUrgency
 from qb.core.subscriptions.snapshot import PartitionSnapshot, SnapshotChanges, SubscriptionSnapshot, merged
 from qb.core.subscriptions.subscription import Subscription
@@ -90,9 +92,16 @@ class Machine(RuleBasedStateMachine):
     """One subscription with two partitions, driven by whatever hypothesis thinks of."""
 
     mode = SubscriptionMode.SHARED
+    in_portions = False  # do messages come back two at a time?
 
     @initialize(seed=st.integers(0, 2**32))
     def begin(self, seed: int) -> None:
+        self.patches = pytest.MonkeyPatch()
+        if self.in_portions:
+            for module in (failures, dispatch):
+                self.patches.setattr(module, "AT_ONCE", 2)
+            self.patches.setattr(dispatch, "REDELIVERED_AT_ONCE", 3)
+            self.patches.setattr(key_queue, "MOST_IN_FLIGHT", 4)
         self.now = 1000.0
         self.random = Random(seed)
         self.options = SubscriptionOptions(
@@ -450,14 +459,15 @@ class Machine(RuleBasedStateMachine):
                 )
             elif at_hand:
                 self.subscription.offer(partition, at_hand.start, len(at_hand))
-        disturbed = not all(self.room(name) > 0 for name in self.windows)
-        decisions = self.subscription.decide(self.now)
+        disturbed = self.in_portions or not all(self.room(name) > 0 for name in self.windows)
+        decisions = self.decide()
         for decision in decisions:
             if isinstance(decision, PushDecision):
                 self.receive(decision)
             else:
                 self.receive_dead_letter(decision)
-        if any(isinstance(decision, DeadLetterDecision) or decision.attempt > 1 for decision in decisions):
+        again = any(isinstance(decision, DeadLetterDecision) or decision.attempt > 1 for decision in decisions)
+        if again or (decisions and self.in_portions):
             self.check_fairness(disturbed)
             self.persist()
             self.deliver()  # there may be room now
@@ -466,6 +476,30 @@ class Machine(RuleBasedStateMachine):
         assert wakeup is None or wakeup > self.now, "would be woken again and again for nothing"
         self.check_fairness(disturbed)
         self.check_that_nothing_is_forgotten()
+
+    def decide(self) -> list[Decision]:
+        """Return what it decides when all that is due has come back; a save may begin between two portions."""
+        for number in range(1000):
+            decisions = self.subscription.decide(self.now)
+            wakeup = self.subscription.next_wakeup(self.now)
+            if decisions or wakeup is None or wakeup > self.now or not self.in_portions:
+                return decisions
+            if number % 2:
+                self.persist()
+        raise AssertionError("portions without end")
+
+    @precondition(lambda self: self.in_portions and all(due > self.now for _, due in self.holds.values()))
+    @rule()
+    def one_portion(self) -> None:
+        """Anything may happen between this portion of what has come back and the next one."""
+        decisions = self.subscription.decide(self.now)
+        for decision in decisions:
+            if isinstance(decision, PushDecision):
+                self.receive(decision)
+            else:
+                self.receive_dead_letter(decision)
+        if decisions:
+            self.persist()
 
     def receive(self, deliver: PushDecision) -> None:
         assert not self.paused
@@ -584,6 +618,12 @@ class Machine(RuleBasedStateMachine):
         """However it went, one healthy subscriber gets to the end of everything: nothing was lost."""
         if not hasattr(self, "subscription"):
             return
+        try:
+            self.check_that_all_comes()
+        finally:
+            self.patches.undo()
+
+    def check_that_all_comes(self) -> None:
         for name in list(self.windows):
             self.subscription.leave(name)
             self.gone(name)
@@ -602,8 +642,8 @@ class Machine(RuleBasedStateMachine):
         assert all(not partition.open for partition in self.subscription.snapshot().partitions)
 
 
-def machine(mode: SubscriptionMode) -> Any:
-    test = type(f"{mode.name}Machine", (Machine,), {"mode": mode}).TestCase
+def machine(mode: SubscriptionMode, in_portions: bool = False) -> Any:
+    test = type(f"{mode.name}Machine", (Machine,), {"mode": mode, "in_portions": in_portions}).TestCase
     phases = set(Phase) - {Phase.explain}  # explaining is slow; the shortest failing story says enough
     test.settings = settings(
         max_examples=80,
@@ -619,6 +659,8 @@ TestShared = machine(SubscriptionMode.SHARED)
 TestKeyShared = machine(SubscriptionMode.KEY_SHARED)
 TestExclusive = machine(SubscriptionMode.EXCLUSIVE)
 TestFailover = machine(SubscriptionMode.FAILOVER)
+TestSharedInPortions = machine(SubscriptionMode.SHARED, in_portions=True)
+TestKeySharedInPortions = machine(SubscriptionMode.KEY_SHARED, in_portions=True)
 
 
 def test_a_key_that_has_found_its_subscriber_fills_the_window_with_what_is_beyond_its_share() -> None:

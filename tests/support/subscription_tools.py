@@ -50,7 +50,8 @@ class Bench:
                 else:
                     self.letters.append(decision)
             at_most -= offered
-            if not offered and not decisions:
+            wakeup = self.subscription.next_wakeup(self.now)
+            if not offered and not decisions and (wakeup is None or wakeup > self.now):
                 return got
 
     def save(self) -> bool:

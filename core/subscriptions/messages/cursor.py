@@ -66,6 +66,11 @@ class Cursor:
         yield from self.waiting.values()
         yield from self.leased.values()
 
+    @property
+    def is_open(self) -> bool:
+        """Has it messages in key_shared that are in flight or wait?"""
+        return bool(self.keys or self.passed or self.waiting or self.leased)
+
     def offer_keys(self, keys: Sequence[str | None]) -> None:
         """Take in the keys of fresh messages that follow those at hand."""
         self.keys_at_hand = [*self.keys_at_hand, *keys]

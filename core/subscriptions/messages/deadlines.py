@@ -50,6 +50,10 @@ class Deadlines(Generic[Item]):
             heappop(heap)
         return heap[0][0] if heap else NEVER
 
+    def first_due(self, now: float) -> Item | None:
+        """Return the item that is due longest, and keep it; None if none is due."""
+        return self._heap[0][2] if self.first() <= now else None
+
     def pop_due(self, now: float) -> Iterator[Item]:
         """Take out every item that is due, the longest due first."""
         while self.first() <= now:

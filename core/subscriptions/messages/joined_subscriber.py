@@ -10,6 +10,8 @@ from qb.core.subscriptions.messages.adaptive_window import LEAST, AdaptiveWindow
 from qb.core.subscriptions.messages.leases import Lease, LeaseIndex
 from qb.core.wire.offset_runs import intersect
 
+MOST_ACKED = 10 * AT_ONCE  # messages that one step acks: each costs about a tenth of what a lease costs
+
 
 class JoinedSubscriber:
     """One joined subscriber."""
@@ -92,17 +94,21 @@ class JoinedSubscriber:
         return [(lease, part) for lease in near if (part := intersect(lease.offsets, run))]
 
     def portions(self, partition: int, run: range) -> list[range]:
-        """Cut a run into parts that each meet at most AT_ONCE leases, and those that reach over a cut."""
+        """Cut a run into parts that each meet at most AT_ONCE leases, or MOST_ACKED messages, and one lease more."""
         index = self._leases.get(partition)
         near = index.near(run[0], run[-1]) if index is not None and run else []
-        cuts = [lease.offsets.start for lease in near[AT_ONCE::AT_ONCE]]
-        borders = [0, *(max(0, -((run.start - cut) // run.step)) for cut in cuts), len(run)]
+        cuts = (min(len(run), max(0, -((run.start - cut) // run.step))) for cut in _cuts(near))
+        borders = [0, *cuts, len(run)]
         return [part for first, end in pairwise(borders) if (part := run[first:end])] or [run]
 
     def holds(self, partition: int, offset: int) -> bool:
         """Return whether it holds this message."""
-        one = range(offset, offset + 1)
-        return any(lease.held(part) for lease, part in self.find(partition, one))
+        return self.lease_of(partition, offset) is not None
+
+    def lease_of(self, partition: int, offset: int) -> Lease | None:
+        """Return the lease of this message; None if it does not hold it."""
+        found = self.find(partition, range(offset, offset + 1))
+        return next((lease for lease, part in found if lease.held(part)), None)
 
     def release(self, lease: Lease, part: range) -> list[range]:
         """Hold these messages of a lease no longer, a run out of its offsets; returns those that were held."""
@@ -127,7 +133,8 @@ class JoinedSubscriber:
         near = index.near(min(run.start for run in runs), max(run.stop for run in runs))
         if (
             len(near) > len(runs)
-            or len(near) * len(runs) > 10 * AT_ONCE
+            or len(near) * len(runs) > MOST_ACKED
+            or sum(map(len, runs)) > MOST_ACKED
             or any(lease.offsets.step != 1 for lease in near)
         ):
             return []
@@ -153,3 +160,14 @@ class JoinedSubscriber:
         index.add(lease)
         index.add(new)
         return new
+
+
+def _cuts(leases: list[Lease]) -> Iterator[int]:
+    """Yield the offsets at which to cut, so that little enough lies between two of them."""
+    cost, each = 0, MOST_ACKED // AT_ONCE  # what a lease costs beside its messages
+    for lease in leases:
+        if cost and cost + lease.count > MOST_ACKED:
+            yield lease.offsets.start
+            cost = 0
+        yield from lease.offsets[MOST_ACKED::MOST_ACKED]
+        cost += each + lease.count % MOST_ACKED

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
 from heapq import merge
-from itertools import compress
+from itertools import chain, compress
 from operator import attrgetter
 from typing import Protocol
 
@@ -157,6 +157,10 @@ class LeaseIndex:
     def __iter__(self) -> Iterator[Lease]:
         """Return all, sorted by first offset."""
         return merge(*self._by_length.values(), key=_start)
+
+    def unsorted(self) -> Iterator[Lease]:
+        """Return all, in any order."""
+        return chain.from_iterable(self._by_length.values())
 
     @property
     def first(self) -> int:

@@ -6,7 +6,7 @@ that cannot go out are passed over: they wait behind their key. Only a message t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import count, islice
 
@@ -17,6 +17,7 @@ from qb.core.subscriptions.queues.key_queue import KeyQueue, place_of
 from qb.core.subscriptions.queues.round_robin import RoundRobin, Turns
 from qb.core.subscriptions.subscription_options import LARGEST_WINDOW
 
+QueueKey = str | tuple[int, int]  # a key, or the position of a message that has none
 Entry = tuple[int, int, KeyQueue]  # the offset of its head, a tie-breaker, a queue
 PassedOn = dict[JoinedSubscriber, dict[int, list[int]]]  # offsets by subscriber and partition
 
@@ -29,7 +30,7 @@ class KeyOrderedQueue:
     """
 
     def __init__(self) -> None:
-        self._keys: dict[str | tuple[int, int], KeyQueue] = {}
+        self._keys: dict[QueueKey, KeyQueue] = {}
         self._movable: list[Entry] = []
         self._waiting_for_room: dict[JoinedSubscriber, list[Entry]] = {}
         self._passed: dict[JoinedSubscriber | None, dict[KeyQueue, None]] = {}  # that can pass on, by owner, in turn
@@ -39,14 +40,14 @@ class KeyOrderedQueue:
 
     def admit(self, record: MessageRecord) -> None:
         """Put a message that has a record now into its queue; before anything else is done with it."""
-        queue = self._keys.get(_key_of(record))
+        queue = self._keys.get(queue_key(record))
         if queue is None:
-            queue = self._keys[_key_of(record)] = KeyQueue(record.key)
+            queue = self._keys[queue_key(record)] = KeyQueue(record.key)
         queue.recorded.open[place_of(record)] = record
 
     def key_queue(self, record: MessageRecord) -> KeyQueue:
         """Return the queue of an admitted message."""
-        return self._keys[_key_of(record)]
+        return self._keys[queue_key(record)]
 
     def push(self, record: MessageRecord) -> None:
         queue = self.key_queue(record)
@@ -59,7 +60,7 @@ class KeyOrderedQueue:
     def settled(self, record: MessageRecord) -> None:
         queue = self.key_queue(record)
         queue.settle(record)
-        self._let_go(_key_of(record), queue)
+        self._let_go(queue_key(record), queue)
         self._schedule(queue)
 
     def left(self, subscriber: JoinedSubscriber) -> None:
@@ -80,10 +81,9 @@ class KeyOrderedQueue:
     def bind(self, record: MessageRecord, subscriber: JoinedSubscriber) -> None:
         self._lease(self.key_queue(record), record, subscriber)
 
-    def followers(self, record: MessageRecord) -> list[tuple[JoinedSubscriber, int]]:
+    def followers(self, record: MessageRecord) -> tuple[JoinedSubscriber | None, list[int]]:
         queue = self.key_queue(record)
-        owner = queue.owner
-        return [] if owner is None else [(owner, offset) for _, offset in queue.leased.behind(place_of(record))]
+        return queue.owner, [offset for _, offset in queue.leased.behind(place_of(record))]
 
     def assign(self, round_robin: RoundRobin) -> Iterator[tuple[JoinedSubscriber, MessageRecord]]:
         for member in round_robin if self._waiting_for_room else ():
@@ -93,7 +93,7 @@ class KeyOrderedQueue:
             if subscriber is None:
                 self._schedule(queue)
                 return
-            if subscriber.room <= 0:
+            if subscriber.room <= 0 or queue.full:
                 self._schedule(queue, wait=True)
                 continue
             head = queue.recorded.pop()
@@ -126,7 +126,7 @@ class KeyOrderedQueue:
                 queue = queues.get(key)
                 if queue is None:
                     queue = queues[key] = KeyQueue(key, turns.next())
-                if queue.has_waiting(partition) or (queue.owner and rooms[queue.owner] <= 0):
+                if queue.full or queue.has_waiting(partition) or (queue.owner and rooms[queue.owner] <= 0):
                     cursor.passed[offset] = key
                     queue.pass_over(partition, offset)
                     self._note_passed(queue)
@@ -188,17 +188,28 @@ class KeyOrderedQueue:
             queue.leased.discard((partition, offset))
             if not queue.leased:
                 self._let_go(key, queue)
+            elif queue.passed:
+                self._note_passed(queue)
 
-    def drop_passed(self, partition: int, offsets: range, keys: set[str]) -> None:
-        """Forget messages of these keys that were passed over."""
+    def drop(self, partition: int, end: int, keys: Iterable[QueueKey]) -> None:
+        """Forget all messages of these keys in a partition below an offset."""
         for key in keys:
             queue = self._keys[key]
-            queue.drop_passed(partition, offsets)
-            if not queue.can_pass_on():
+            if queue.passed:
                 self._forget_passed(queue)
-            self._let_go(key, queue)
+            queue.drop(partition, end)
+            if queue.bound or queue.passed:
+                self._let_go(key, queue)
+                self._schedule(queue)
+            else:
+                del self._keys[key]
 
-    def _let_go(self, key: str | tuple[int, int], queue: KeyQueue) -> None:
+    def clear(self) -> None:
+        """Forget all messages."""
+        for known in (self._keys, self._movable, self._waiting_for_room, self._passed):
+            known.clear()
+
+    def _let_go(self, key: QueueKey, queue: KeyQueue) -> None:
         """Unbind a key of which nothing was delivered that is not settled, and forget it if nothing waits either."""
         if queue.bound:
             return
@@ -266,5 +277,6 @@ class KeyOrderedQueue:
         heappush(target, (head.offset, next(self._number), queue))
 
 
-def _key_of(record: MessageRecord) -> str | tuple[int, int]:
+def queue_key(record: MessageRecord) -> QueueKey:
+    """Return by what the queue of a message is found."""
     return (record.partition, record.offset) if record.key is None else record.key

@@ -9,6 +9,8 @@ from qb.core.subscriptions.messages.message_records import MessageRecord
 from qb.core.subscriptions.queues.shared_queue import ReadyHeap
 from qb.core.subscriptions.queues.sorted_positions import MessagePosition, SortedPositions
 
+MOST_IN_FLIGHT = 10_000  # messages of one key: when one fails, all behind it are taken back in one step
+
 
 def place_of(record: MessageRecord) -> MessagePosition:
     """Return the position of a recorded message."""
@@ -50,6 +52,12 @@ class RecordedMessages:
         before = self.held.first_before(place_of(record))
         return None if before is None else self.open[before]
 
+    def drop(self, partition: int, end: int) -> None:
+        """Forget the messages of a partition below an offset; a queue that still has them skips them."""
+        self.waiting.drop(partition, end)
+        self.held.drop(partition, end)
+        self.open = {at: each for at, each in self.open.items() if at[0] != partition or at[1] >= end}
+
     def before(self, record: MessageRecord) -> MessageRecord | None:
         """Return the message behind which this ready one waits; None if it is the head."""
         first = self._ready.first()
@@ -89,6 +97,11 @@ class KeyQueue:
         return partition in self.passed or self._is_blocked(partition)
 
     @property
+    def full(self) -> bool:
+        """True while as many of its messages are in flight as may be."""
+        return len(self.leased) >= MOST_IN_FLIGHT
+
+    @property
     def bound(self) -> bool:
         """True while a message that was delivered is not settled."""
         return bool(self.leased) or (self._recorded is not None and bool(self._recorded.open))
@@ -120,6 +133,7 @@ class KeyQueue:
     def take_passed(self, most: int) -> list[MessagePosition]:
         """Take out messages that were passed over and may go out now, at most so many."""
         taken: list[MessagePosition] = []
+        most = min(most, MOST_IN_FLIGHT - len(self.leased))
         for partition in [each for each in self.passed if not self._is_blocked(each)]:
             offsets = self.passed[partition]
             while offsets and len(taken) < most:
@@ -130,14 +144,16 @@ class KeyQueue:
 
     def can_pass_on(self) -> bool:
         """Return whether a message that was passed over may go out now."""
-        return any(not self._is_blocked(partition) for partition in self.passed)
+        return not self.full and any(not self._is_blocked(partition) for partition in self.passed)
 
-    def drop_passed(self, partition: int, offsets: range) -> None:
-        """Forget these messages of a partition that were passed over."""
-        if left := deque(offset for offset in self.passed.get(partition, ()) if offset not in offsets):
+    def drop(self, partition: int, end: int) -> None:
+        """Forget all messages of a partition below an offset."""
+        self.leased.drop(partition, end)
+        if self._recorded is not None:
+            self._recorded.drop(partition, end)
+        passed = self.passed.pop(partition, None)
+        if passed and (left := deque(offset for offset in passed if offset >= end)):
             self.passed[partition] = left
-        else:
-            self.passed.pop(partition, None)
 
     def before_passed(self, partition: int, offset: int) -> int | None:
         """Return the offset of the message behind which one that was passed over waits; None if it is the first."""

@@ -38,8 +38,8 @@ class ReadyQueue(Protocol):
     def bind(self, record: MessageRecord, subscriber: JoinedSubscriber) -> None:
         """Note that a message goes to this subscriber, past the queue."""
 
-    def followers(self, record: MessageRecord) -> list[tuple[JoinedSubscriber, int]]:
-        """Return the messages in flight that must not be handled before this one: who holds it, its offset."""
+    def followers(self, record: MessageRecord) -> tuple[JoinedSubscriber | None, list[int]]:
+        """Return the messages in flight that must not be handled before this one: who holds them, their offsets."""
 
     def assign(self, round_robin: RoundRobin) -> Iterator[tuple[JoinedSubscriber, MessageRecord]]:
         """Take messages out, each with its subscriber, as long as there is room.
@@ -100,8 +100,8 @@ class SharedQueue:
     def bind(self, record: MessageRecord, subscriber: JoinedSubscriber) -> None:
         pass
 
-    def followers(self, record: MessageRecord) -> list[tuple[JoinedSubscriber, int]]:
-        return []
+    def followers(self, record: MessageRecord) -> tuple[JoinedSubscriber | None, list[int]]:
+        return None, []
 
     def assign(self, round_robin: RoundRobin) -> Iterator[tuple[JoinedSubscriber, MessageRecord]]:
         while self._ready.first() and (subscriber := round_robin.next()):

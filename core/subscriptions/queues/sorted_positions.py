@@ -3,46 +3,78 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
 
 MessagePosition = tuple[int, int]  # partition, offset
 
+_SLACK = 64  # positions taken off the front before the list is moved up
+
 
 class SortedPositions:
-    """A sorted set of positions. A lookup bisects; an addition or removal moves what lies behind it in one go."""
+    """A sorted set of positions. A lookup bisects.
 
-    __slots__ = ("_positions",)
+    Adding at the end and removing at the front cost the same however many there are: messages are mostly settled in
+    their order. Elsewhere an addition or a removal moves what lies behind it in one go.
+    """
+
+    __slots__ = ("_first", "_positions")
 
     def __init__(self) -> None:
         self._positions: list[MessagePosition] = []
+        self._first = 0  # those before this index were removed
 
-    def __bool__(self) -> bool:
-        return bool(self._positions)
+    def __len__(self) -> int:
+        return len(self._positions) - self._first
 
     def add(self, position: MessagePosition) -> None:
         """Add a position; one that is there is no error."""
-        if not self._positions or self._positions[-1] < position:
-            self._positions.append(position)
-        elif self._positions[bisect_left(self._positions, position)] != position:
-            insort(self._positions, position)
+        positions = self._positions
+        if len(positions) == self._first or positions[-1] < position:
+            positions.append(position)
+        elif positions[bisect_left(positions, position, self._first)] != position:
+            insort(positions, position, self._first)
 
     def discard(self, position: MessagePosition) -> None:
         """Remove a position; one that is not there is no error."""
-        at = bisect_left(self._positions, position)
-        if at < len(self._positions) and self._positions[at] == position:
-            del self._positions[at]
+        positions, first = self._positions, self._first
+        at = bisect_left(positions, position, first)
+        if at < len(positions) and positions[at] == position:
+            if at == first:
+                self._remove_front()
+            else:
+                del positions[at]
+
+    def _remove_front(self) -> None:
+        self._first += 1
+        if (self._first > _SLACK and 2 * self._first > len(self._positions)) or self._first == len(self._positions):
+            del self._positions[: self._first]
+            self._first = 0
+
+    def drop(self, partition: int, end: int) -> None:
+        """Remove the positions of a partition below an offset."""
+        positions = self._positions
+        if len(self) and positions[-1] < (partition, end) and positions[self._first][0] == partition:
+            del positions[:]  # all of them
+            self._first = 0
+            return
+        low = bisect_left(self._positions, (partition, 0), self._first)
+        del self._positions[low : bisect_left(self._positions, (partition, end), low)]
 
     def has_any(self, partition: int) -> bool:
         """Return whether there are positions of this partition."""
-        at = bisect_left(self._positions, (partition, 0))
+        at = bisect_left(self._positions, (partition, 0), self._first)
         return at < len(self._positions) and self._positions[at][0] == partition
 
     def first_before(self, position: MessagePosition) -> MessagePosition | None:
         """Return the first position of its partition, if that lies before it."""
-        at = bisect_left(self._positions, (position[0], 0))
+        at = bisect_left(self._positions, (position[0], 0), self._first)
         return self._positions[at] if at < len(self._positions) and self._positions[at] < position else None
 
-    def behind(self, position: MessagePosition) -> Iterator[MessagePosition]:
+    def up_to(self, position: MessagePosition) -> list[MessagePosition]:
+        """Return the positions of its partition up to it, and it, as they are now."""
+        low = bisect_left(self._positions, (position[0], 0), self._first)
+        return self._positions[low : bisect_right(self._positions, position, low)]
+
+    def behind(self, position: MessagePosition) -> list[MessagePosition]:
         """Return the positions of its partition that lie behind it, as they are now."""
-        end = bisect_left(self._positions, (position[0] + 1, 0))
-        return iter(self._positions[bisect_right(self._positions, position) : end])
+        end = bisect_left(self._positions, (position[0] + 1, 0), self._first)
+        return self._positions[bisect_right(self._positions, position, self._first) : end]
