@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from qb.replication.journal.journal import Journal
+from qb.replication.journal.journal_store import JournalGap
 from qb.replication.journal.memory_store import NO_FAULTS, MemoryStore, MemoryStream, NetworkFaults
 from qb.replication.journal.trio_timers import TrioTimers
 from tests.support.journal_contract import JournalContract, MakeJournal, MakeStore, Outcomes, StoreContract, collected
@@ -95,3 +96,15 @@ async def test_following_ends_when_the_reader_closes_it(timers: EagerWorld) -> N
     await journal.take_over()
     async with aclosing(journal.follow()) as following:
         assert [entry.epoch for entry in await anext(following)] == [1]
+
+
+async def test_a_takeover_from_before_a_trim_needs_a_snapshot(timers: EagerWorld) -> None:
+    stream = MemoryStream()
+    journal = Journal(MemoryStore(stream, timers), timers, "a")
+    await journal.take_over()
+    outcomes = Outcomes(journal)
+    outcomes.append(b"a", b"b")
+    await outcomes.wait(2)
+    await journal.trim(2)
+    with pytest.raises(JournalGap, match="start from a snapshot"):
+        await Journal(MemoryStore(stream, timers), timers, "b").take_over()

@@ -1,0 +1,123 @@
+"""A journal's store on a JetStream stream: positions are stream sequences."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from qb.replication.jetstream.jetstream_api import PAUSE, call, call_when_ready, judge, open_stream
+from qb.replication.jetstream.stream_follower import follow_stream
+from qb.replication.journal.journal_records import MOST_RECORD_BYTES
+from qb.replication.journal.journal_store import Answered, Found, StoredRecord, Timers
+from qb.replication.nats.nats_client import NatsClient
+from qb.replication.nats.nats_conversation import Replied
+from qb.replication.nats.nats_protocol import NatsError, NatsMessage
+
+TIME_OUT = 5.0  # seconds after which a write or a read is answered with "unknown"
+READ_BYTES = 8 << 20  # at most, in one read
+_HEADERS_BYTES = 1024  # room for the headers of a message, which count as its payload
+_END, _NOTHING = 204, 404
+
+
+class JetStreamStore:
+    """Belongs to the event loop's thread. The client must be running, and the timers too."""
+
+    def __init__(self, client: NatsClient, timers: Timers, cell: str) -> None:
+        self._client, self._timers = client, timers
+        self.stream, self._subject = f"QB_{cell}", f"qb.{cell}.j"
+        self._subjects = [f"qb.{cell}.>"]
+        self.most_bytes = MOST_RECORD_BYTES
+
+    async def open(self, *, replicas: int = 3) -> None:
+        """Make the stream if it is not there, and check it and the server's limit.
+
+        Raises StreamUnfit, JetStreamRefused, trio.TooSlowError.
+        """
+        server = await self._client.wait_connected()
+        self.most_bytes = min(MOST_RECORD_BYTES, server.max_payload - _HEADERS_BYTES)
+        await open_stream(self._client, self.stream, self._subjects, replicas=replicas)
+
+    def write(self, after: int, records: Sequence[bytes], answered: Answered) -> None:
+        """As JournalStore says: one message, or one atomic batch."""
+        headers: dict[str, object] = {"Nats-Expected-Last-Sequence": after}
+        if len(records) > 1:
+            headers = self._begin_batch(headers, records)
+        judged = partial(_judged, answered, after + len(records))
+        self._ask(records[-1], judged, headers)
+
+    def _begin_batch(self, expectation: dict[str, object], records: Sequence[bytes]) -> dict[str, object]:
+        """Send all records but the last; returns the headers of that one, with which JetStream stores them all."""
+        batch: dict[str, object] = {"Nats-Batch-Id": secrets.token_hex(16)}
+        for number, data in enumerate(records[:-1], 1):
+            headers = {**batch, "Nats-Batch-Sequence": number, **(expectation if number == 1 else {})}
+            self._client.publish(self._subject, data, headers)
+        return {**batch, "Nats-Batch-Sequence": len(records), "Nats-Batch-Commit": 1}
+
+    def look(self, first: int, most: int, found: Found) -> None:
+        """As JournalStore says: any replica answers."""
+        records: list[StoredRecord] = []
+        token: str | None = None
+
+        def replied(reply: NatsMessage | NatsError) -> None:
+            if isinstance(reply, NatsMessage) and not reply.status:
+                records.append(StoredRecord(int(reply.headers["Nats-Sequence"]), reply.payload))
+                return
+            if token is not None:
+                self._client.forget(token)
+            whole = isinstance(reply, NatsMessage) and reply.status in (_END, _NOTHING)
+            finish(records if whole else None)
+
+        finish = _once(found)
+        request = msgspec.json.encode({"seq": first, "batch": most, "max_bytes": READ_BYTES})
+        token = self._client.send_request(f"$JS.API.DIRECT.GET.{self.stream}", request, replied, many=True)
+        self._limit(token, partial(finish, None))
+
+    def _ask(self, payload: bytes, replied: Replied, headers: dict[str, object]) -> None:
+        """Send a record that is answered once, at the latest when it has taken too long."""
+        finish = _once(replied)
+        token = self._client.send_request(self._subject, payload, finish, headers)
+        self._limit(token, partial(finish, NatsError("NATS did not answer")))
+
+    def _limit(self, token: str | None, finish: Callable[[], None]) -> None:
+        """Give up after a while, or soon if nothing was sent."""
+
+        def give_up() -> None:
+            if token is not None:
+                self._client.forget(token)
+            finish()
+
+        self._timers.call_later(PAUSE if token is None else TIME_OUT, give_up)
+
+    def follow(self, first: int) -> AsyncGenerator[Sequence[StoredRecord], None]:
+        """As JournalStore says."""
+        return follow_stream(self._client, self.stream, first)
+
+    async def trim(self, before: int) -> None:
+        """Remove the records below a position. Raises JetStreamRefused, trio.TooSlowError."""
+        await call_when_ready(self._client, f"STREAM.PURGE.{self.stream}", {"seq": before})
+
+    async def last_position(self) -> int:
+        """Return the end as the leader knows it, for tools; decide nothing by it. Raises NatsError."""
+        found = await call(self._client, f"STREAM.INFO.{self.stream}")
+        return int(found["state"]["last_seq"])
+
+
+def _once(answered: Callable[[Any], None]) -> Callable[[Any], None]:
+    """The first answer counts."""
+    is_open = True
+
+    def answer(outcome: Any) -> None:
+        nonlocal is_open
+        if is_open:
+            is_open = False
+            answered(outcome)
+
+    return answer
+
+
+def _judged(answered: Answered, last: int, reply: NatsMessage | NatsError) -> None:
+    answered(judge(reply, last))
