@@ -91,7 +91,9 @@ def test_deliveries_are_a_fraction_of_the_bytes(client, topic, proxy):
     client.publish_many(topic, ROWS, partition=0)
     handled: list[bytes] = []
     with BrokerClient(port=proxy.port, compression="zstd") as subscriber:
-        subscriber.create_and_subscribe(topic, topic, lambda message: handled.append(message.body), max_in_flight=COUNT)
+        subscriber.create_and_subscribe(
+            topic, topic, lambda message: handled.append(message.body), window=COUNT, max_in_flight=COUNT
+        )
         wait_until(lambda: len(handled) == COUNT)
     assert handled == ROWS
     assert proxy.received * 4 < PLAIN
