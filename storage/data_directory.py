@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from qb.storage.files import CannotOpen, make_directory, replace_durably
-from qb.storage.metadata.metadata_files import DIRECTORY, log_paths, read_log
+from qb.storage.metadata.metadata_files import DIRECTORY, log_paths, read_newest
 from qb.storage.metadata.metadata_log import create_log
 from qb.storage.metadata.metadata_records import Entries
 from qb.storage.metadata.sqlite_migration import DATABASE, read_copy, read_database, set_aside
@@ -31,7 +31,7 @@ def prepare(data_dir: Path) -> None:
     elif version == WITH_SQLITE:
         _migrate(data_dir)
     else:
-        newest_log(data_dir)
+        check_metadata(data_dir)
     if version != VERSION:
         replace_durably(path, f"{FORMAT} {VERSION}\n".encode())
     set_aside(data_dir)
@@ -67,15 +67,14 @@ def read_metadata(data_dir: Path) -> Entries:
         if entries is None:
             raise CannotOpen(f"{data_dir / DATABASE} is missing or empty: {WITHOUT_METADATA}")
         return entries
-    return read_log(newest_log(data_dir)).entries
+    check_metadata(data_dir)
+    return read_newest(data_dir / DIRECTORY).entries
 
 
-def newest_log(data_dir: Path) -> Path:
-    """Return the file of the metadata log that counts. Raises CannotOpen if there is none."""
-    paths = log_paths(data_dir / DIRECTORY)
-    if not paths:
+def check_metadata(data_dir: Path) -> None:
+    """Raises CannotOpen if there is neither a metadata log nor its copy."""
+    if not log_paths(data_dir / DIRECTORY):
         raise CannotOpen(f"{data_dir / DIRECTORY} has no metadata: {WITHOUT_METADATA}")
-    return paths[-1]
 
 
 def _begin(data_dir: Path) -> None:

@@ -14,16 +14,17 @@ from qb.core.wire.errors import LogDamaged
 from qb.core.wire.frames import HEAD, LENGTH, OVERHEAD
 from qb.storage.clean_stop import NAME as CLEAN_STOP
 from qb.storage.clean_stop import BadProof, LogEnd, read_proof
-from qb.storage.data_directory import VERSION, check_format, newest_log, read_metadata
+from qb.storage.data_directory import VERSION, check_format, check_metadata, read_metadata
 from qb.storage.files import CannotOpen
 from qb.storage.log.log_extents import UNKNOWN, LogExtent, key_of
 from qb.storage.log.log_recovery import base_offsets, check_stop
 from qb.storage.log.sealed_batches import BadBatch, SealedBatch, find_seal, walk
 from qb.storage.log.segment import add_to_index, reader, segment_name
 from qb.storage.log.segment_index import ENTRY, IndexEntries
-from qb.storage.metadata.metadata_files import read_log
+from qb.storage.metadata.metadata_files import DIRECTORY as METADATA
+from qb.storage.metadata.metadata_files import copy_of, read_newest
 from qb.storage.metadata.metadata_records import Entries
-from qb.storage.metadata.metadata_recovery import check_end, torn_text
+from qb.storage.metadata.metadata_recovery import READ_FROM_COPY, checked, torn_text
 from qb.storage.metadata.sqlite_migration import DATABASE
 from qb.storage.stages.stage_file import walk as walk_stage
 from qb.storage.stages.stage_store import NOTED, end_text, missing_stages, proof_key
@@ -111,12 +112,17 @@ def _entries(root: Path, version: int, ends: Mapping[str, LogEnd] | None, report
 
 def _prove_metadata(root: Path, ends: Mapping[str, LogEnd] | None, report: VerifyReport) -> Entries:
     """Prove the newest file of the metadata, also against the last clean stop. Raises what it finds."""
-    contents = read_log(newest_log(root))
-    report.bytes += contents.path.stat().st_size
+    check_metadata(root)
+    contents = read_newest(root / METADATA)
+    report.bytes += sum(path.stat().st_size for path in (contents.path, copy_of(contents.path)) if path.exists())
     if ends is not None:
-        check_end(contents, ends)
+        contents = checked(contents, ends)
+    for damage in contents.damages:
+        report.findings.append(Finding(damage.file, damage.position, f"{damage.what}; {READ_FROM_COPY}"))
     if contents.torn_bytes:
         report.notes.append(Finding(str(contents.path), contents.size, f"the next start will {torn_text(contents)}"))
+    if contents.copy_note:
+        report.notes.append(Finding(str(copy_of(contents.path)), contents.copied, contents.copy_note))
     return contents.entries
 
 

@@ -15,12 +15,14 @@ from qb.storage.files import (
     SyncFailed,
     create_file,
     datasync,
+    make_directory,
     reserve,
     sync_directory,
     write_all,
     write_durably,
 )
-from qb.storage.metadata.metadata_files import MetadataContents, log_path, log_paths
+from qb.storage.metadata.metadata_copy import MetadataCopy
+from qb.storage.metadata.metadata_files import MetadataContents, copy_of, log_path, log_paths
 from qb.storage.metadata.metadata_records import ChainEnd, Entries, RecordKind, encode_record, encode_snapshot
 
 logger = logging.getLogger(__name__)
@@ -32,18 +34,32 @@ class MetadataLog:
     """The newest file of a metadata log. Any thread may call, one call at a time. Everything blocks."""
 
     def __init__(self, files: OpenFiles, contents: MetadataContents) -> None:
-        """Go on behind what was found; a torn tail is cut off. Raises OSError."""
+        """Go on behind what was found; a torn tail is cut off, and a damaged file is replaced. Raises OSError."""
         self._files = files
         self._path = contents.path
         self._end, self._size, self._snapshot_size = contents.end, contents.size, contents.snapshot_size
         self._room_end = 0  # up to here the file has room that is zeros until it is written
         self._try_snapshot_at = 0  # not before the file has this size
         self._is_lost = False  # may the file on disk differ from what was durable? Then a new one must begin
+        self._copy = MetadataCopy(files, self._path, contents.copied)
+        if contents.damages:
+            self._replace_damaged(contents.entries)
+            return
         with files.use(str(self._path)) as fd:
             if os.fstat(fd).st_size != self._size:
                 os.ftruncate(fd, self._size)
             datasync(fd)  # what a killed broker had written but not synced is read now
+        if not contents.copied == contents.copy_size == self._size:
+            self._copy.finish(self._size)
         self._remove_others()
+
+    def _replace_damaged(self, entries: Entries) -> None:
+        """Begin a new file; if the disk has no room for it now, the next commit tries again."""
+        self._is_lost = True
+        try:
+            self._begin_file(entries)
+        except OSError as error:
+            logger.warning("%s could not be replaced yet: %s", self._path, error)
 
     @property
     def path(self) -> Path:
@@ -77,6 +93,7 @@ class MetadataLog:
                 self._take_back(fd, error)
                 raise
         self._end, self._size = end, self._size + len(record)
+        self._copy.follow(record, self._size)
         return time.perf_counter() - started
 
     def tidy(self) -> None:
@@ -84,6 +101,7 @@ class MetadataLog:
         with self._files.use(str(self._path)) as fd:
             os.ftruncate(fd, self._size)
             datasync(fd)
+        self._copy.finish(self._size)
 
     @property
     def _wants_snapshot(self) -> bool:
@@ -117,6 +135,7 @@ class MetadataLog:
         """Begin a new file with a snapshot. Raises OSError; if the new one may have its name then, the log is lost."""
         draft, path = self._path.with_suffix(".new"), log_path(self._path.parent, self._end.number)
         try:
+            make_directory(path.parent)
             size, end = write_snapshot(draft, entries, self._end)
         except OSError:
             with suppress(OSError):
@@ -128,14 +147,18 @@ class MetadataLog:
         sync_directory(path.parent)
         self._path, self._end, self._size, self._snapshot_size = path, end, size, size
         self._room_end, self._try_snapshot_at, self._is_lost = 0, 0, False
+        self._copy.forget()
+        self._copy = MetadataCopy(self._files, path)
+        self._copy.finish(size)
         self._remove_others()
 
     def _remove_others(self) -> None:
         """Remove older files and what interrupted snapshots left. A file that will not go waits for the next time."""
         with suppress(OSError):
             drafts = self._path.parent.glob("*.new")
-            for path in [*drafts, *(each for each in log_paths(self._path.parent) if each != self._path)]:
-                path.unlink()
+            others = [each for each in log_paths(self._path.parent) if each != self._path]
+            for path in [*drafts, *others, *map(copy_of, others)]:
+                path.unlink(missing_ok=True)
 
 
 def write_snapshot(path: Path, entries: Entries, end: ChainEnd) -> tuple[int, ChainEnd]:
@@ -153,9 +176,15 @@ def write_snapshot(path: Path, entries: Entries, end: ChainEnd) -> tuple[int, Ch
 
 
 def create_log(directory: Path, entries: Entries) -> None:
-    """Make the first file of a metadata log durably, in place of what an interrupted attempt left. Raises OSError."""
+    """Make the first file of a metadata log and its copy durably, in place of what an interrupted attempt left.
+
+    Raises OSError.
+    """
     path = log_path(directory, 0)
     draft = path.with_suffix(".new")
-    write_snapshot(draft, entries, ChainEnd())
+    size, _ = write_snapshot(draft, entries, ChainEnd())
     os.replace(draft, path)
     sync_directory(directory)
+    files = OpenFiles()
+    MetadataCopy(files, path).finish(size)
+    files.close()

@@ -9,9 +9,11 @@ from typing import NamedTuple
 from qb.core.wire.errors import LogDamaged
 from qb.storage.clean_stop import NAME, BadProof, LogEnd, read_proof, remove_proof
 from qb.storage.files import CannotOpen, OpenFiles
-from qb.storage.metadata.metadata_files import DIRECTORY, MetadataContents, log_paths, read_log
+from qb.storage.metadata.metadata_files import DIRECTORY, MetadataContents, read_newest
 from qb.storage.metadata.metadata_log import MetadataLog
 from qb.storage.metadata.metadata_records import Entries
+
+READ_FROM_COPY = "nothing is lost: what should stand there was read from the copy of the log"
 
 
 class RecoveredMetadata(NamedTuple):
@@ -31,32 +33,48 @@ def recover_metadata(files: OpenFiles, data_dir: Path) -> RecoveredMetadata:
     except BadProof as bad:
         proof = None
         notes.append(str(bad))
-    path = log_paths(data_dir / DIRECTORY)[-1]
     try:
-        contents = read_log(path)
+        contents = read_newest(data_dir / DIRECTORY)
         if proof is not None:
-            check_end(contents, proof)
+            contents = checked(contents, proof)
         remove_proof(data_dir)
         log = MetadataLog(files, contents)
     except LogDamaged as damage:
         raise CannotOpen(f"{damage}. Nothing was changed; restore {damage.file} from a backup") from damage
     except OSError as error:
-        raise CannotOpen(f"{path} cannot be opened: {error.strerror}") from error
+        raise CannotOpen(f"{data_dir / DIRECTORY} cannot be opened: {error.strerror}") from error
+    return RecoveredMetadata(log, contents.entries, [*notes, *_notes_on(contents)], proof or {})
+
+
+def _notes_on(contents: MetadataContents) -> list[str]:
+    """Return a sentence for each thing that an operator should know of the metadata."""
+    notes = [f"{damage}; {READ_FROM_COPY}" for damage in contents.damages]
+    if contents.damages:
+        return notes
     if contents.torn_bytes:
         notes.append(torn_text(contents))
-    return RecoveredMetadata(log, contents.entries, notes, proof or {})
+    if contents.copy_note:
+        notes.append(contents.copy_note)
+    return notes
 
 
-def check_end(contents: MetadataContents, proof: Mapping[str, LogEnd]) -> None:
-    """Raises LogDamaged unless the metadata ends where the last clean stop left it."""
+def checked(contents: MetadataContents, proof: Mapping[str, LogEnd]) -> MetadataContents:
+    """Compare the metadata with where the last clean stop left it: then nothing behind its end is a tear.
+
+    Raises LogDamaged if it does not end there.
+    """
     path = contents.path
     proved = proof.get(proof_key(path))
     if proved is None:
         left = ", ".join(key for key in proof if key.startswith(f"{DIRECTORY}/")) or "none"
         raise LogDamaged(str(path), 0, f"it is not the file that the last clean stop left ({left}), as {NAME} proves")
-    if contents.torn_bytes or contents.log_end != proved:
+    if contents.log_end != proved:
         what = f"the records end here, but not as at the last clean stop, at byte {proved.size}, as {NAME} proves"
         raise LogDamaged(str(path), contents.size, what)
+    if contents.damages or not contents.torn_bytes:
+        return contents._replace(torn_bytes=0)
+    behind = LogDamaged(str(path), contents.size, f"{contents.torn_bytes} bytes stand behind the last record")
+    return contents._replace(damages=[behind], torn_bytes=0)
 
 
 def proof_key(path: Path) -> str:

@@ -139,7 +139,7 @@ def _paths(done: Damage) -> list[str]:
 
 
 def _describes_all(done: Damage) -> bool:
-    return any(path == "format" or path.split("/")[0] == "metadata" for path in _paths(done))
+    return "format" in _paths(done)
 
 
 def _may_change(done: Damage, about: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,10 @@ async def test_time_that_goes_back_and_frames_that_do_not_add_up_are_found(data:
 async def test_metadata_that_is_damaged_or_missing_is_found(data: Path) -> None:
     path = metadata_log(data / "data")
     path.write_bytes(b"no records" * 100)
+    (finding,) = verify(data / "data").findings
+    assert (finding.file, finding.position) == (str(path), 0)
+    assert "read from the copy" in finding.what
+    shutil.rmtree(data / "data" / "metadata-copy")
     (finding,) = verify(data / "data").findings
     assert (finding.file, finding.position) == (str(path), 0)
     path.unlink()

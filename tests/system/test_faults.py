@@ -578,6 +578,7 @@ def test_a_start_without_whole_metadata_is_refused_in_one_line_that_says_what_to
     broker.stop()
     path = metadata_log(broker.data_dir)
     whole = path.read_bytes()
+    shutil.rmtree(broker.data_dir / "metadata-copy")
     path.write_bytes({"empty": b"", "damaged": whole[:50] + b"?" + whole[51:]}.get(loss, b""))
     if loss == "missing":
         path.unlink()
@@ -589,6 +590,19 @@ def test_a_start_without_whole_metadata_is_refused_in_one_line_that_says_what_to
     broker.start()
     with Peer(broker.port) as peer:
         assert peer.bodies("a") == [b"before"]
+
+
+def test_metadata_that_is_damaged_in_the_middle_is_named_and_everything_is_served(two_topics):
+    broker, _ = two_topics
+    broker.kill()
+    path = metadata_log(broker.data_dir)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:50] + b"?" + whole[51:])
+    broker.start()
+    assert f"{path} is damaged at byte" in broker.log
+    with Peer(broker.port) as peer:
+        assert peer.bodies("a") == [b"before"]
+        assert peer.publish("b", b"after").properties["offset"] == "1"
 
 
 def test_topics_are_adopted_from_their_logs_when_they_are_moved_to_a_new_directory(two_topics, start_broker):

@@ -163,6 +163,9 @@ def test_the_old_file_goes_only_when_the_new_one_and_its_name_are_durable(facts:
         f"fdatasync {draft}",
         f"replace {draft} {new}",
         f"fsync {facts.directory.name}",
+        f"fdatasync {new}",  # the copy
+        f"fsync {facts.directory.name}-copy",
+        f"unlink {old}",
         f"unlink {old}",
     ]
 

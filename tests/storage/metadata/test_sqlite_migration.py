@@ -147,6 +147,8 @@ def test_the_format_is_raised_only_when_the_log_is_durable_and_the_database_goes
         f"fdatasync {first}.new",
         f"replace {first}.new {first}.log",
         "fsync metadata",
+        f"fdatasync {first}.log",
+        "fsync metadata-copy",
         "fdatasync format.new",
         "replace format.new format",
         "fsync data",
