@@ -62,6 +62,7 @@ class Transport:
         self.moved = False  # set when the peer takes queued bytes, or the first ones are queued
         self.has_emptied: Callable[[], None] | None = None  # called when nothing is queued any more
         self.gone = False
+        self.common_name: str | None = None  # of the peer's certificate, if it has shown one
 
     @property
     def sock(self) -> socket.socket:

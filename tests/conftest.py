@@ -17,7 +17,7 @@ import pytest
 import trio
 
 from qb import BrokerClient
-from qb.core.settings import HttpSettings, ServerSettings, Settings, StorageSettings
+from qb.core.settings import HttpSettings, SecuritySettings, ServerSettings, Settings, StorageSettings
 from qb.server import serve
 from qb.storage.local_engine import LocalEngine
 from tests.support.brokers import ROOT, BrokerProcess, Doors
@@ -97,11 +97,15 @@ def a_broker(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[Doors]
 
     @asynccontextmanager
     async def opened(
-        storage: dict[str, Any] | None = None, http: dict[str, Any] | None = None, **server: Any
+        storage: dict[str, Any] | None = None,
+        http: dict[str, Any] | None = None,
+        security: dict[str, Any] | None = None,
+        **server: Any,
     ) -> AsyncIterator[Doors]:
         settings = Settings(
             server=ServerSettings(port=0, **server),
             http=HttpSettings(**(http or {})),
+            security=SecuritySettings(**(security or {})),
             storage=StorageSettings(data_dir=str(tmp_path / "data"), **(storage or {})),
         )
         engine = await trio.to_thread.run_sync(LocalEngine.open, settings.storage)

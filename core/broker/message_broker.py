@@ -15,12 +15,18 @@ from qb.core.broker.producers import Producers
 from qb.core.broker.topic_registry import TopicRegistry
 from qb.core.groups.group_manager import GroupManager
 from qb.core.push.subscription_manager import SubscriptionManager
+from qb.core.rights.access import Access
+from qb.core.rights.audit import Audit
+from qb.core.rights.known_users import KnownUsers
+from qb.core.rights.owners import Owners
 from qb.core.settings import Settings
 from qb.core.transactions.transaction_manager import TransactionManager
 from qb.core.wire.errors import ShuttingDown
 from qb.core.wire.version import __version__
 from qb.storage.engine import Engine, StoredChunk
 from qb.storage.faults import keep_running
+
+OWNERS = "owner/"  # where the owners of transactions are kept in the metadata
 
 
 class MessageBroker:
@@ -41,6 +47,8 @@ class MessageBroker:
         self.topics = TopicRegistry(
             engine, settings.server, self.subscriptions, self.groups, self.appends.topic_deleted
         )
+        users = KnownUsers(settings.security.users_file)
+        self.access = Access(users, self._owners(), Audit(settings.security.audit_file), self._topic_of)
         self.metrics = BrokerMetrics()
         self.connections = 0
         self.draining = False
@@ -50,6 +58,25 @@ class MessageBroker:
             for topic in engine.topics().values()
             for partition in range(topic.partitions)
         )
+
+    def _owners(self) -> Owners:
+        """Return the owners that are known; those of transactions outlive the broker."""
+        metadata = self.engine.metadata
+        known = {key.removeprefix(OWNERS): str(entry.value) for key, entry in metadata.under(OWNERS).items()}
+
+        def keep(owned: str, owner: str) -> None:
+            if owned.startswith("transaction/"):
+                metadata.put_soon(OWNERS + owned, owner)
+
+        def forget(owned: str) -> None:
+            if owned.startswith("transaction/"):
+                metadata.put_soon(OWNERS + owned, None)
+
+        return Owners(known, keep, forget)
+
+    def _topic_of(self, subscription_id: str) -> str | None:
+        active = self.subscriptions.deliveries.get(subscription_id)
+        return None if active is None else active.topic
 
     async def run(self) -> None:
         """Serve subscriptions, groups and transactions until cancelled; the engine must outlive this."""

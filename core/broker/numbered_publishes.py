@@ -48,20 +48,20 @@ class NumberedPublishes:
         self._owed = 0  # answers to what was given to a log
         self._all_settled = Signal()
 
-    async def continue_as(self, wanted: str, secret: str | None) -> tuple[int, str]:
+    async def continue_as(self, wanted: str, secret: str | None, owner: str = "") -> tuple[int, str]:
         """Publish idempotently from now on; returns the id and the secret to continue with.
 
-        That is the producer that is wanted if its secret is given, else a new one. Raises BadRequest, ProducerFenced if
-        the secret is wrong.
+        That is the producer that is wanted if its secret is given, else a new one of the user `owner`. Raises
+        BadRequest, ProducerFenced if the secret is wrong, or is another user's.
         """
         if wanted != "new" and whole_number(wanted, least=1) is None:
             raise BadRequest(f"producer_id must be 'new' or a number that the broker gave out, not {wanted[:40]!r}")
         if wanted == "new" or secret is None:
             wanted = "new"
         else:
-            await self._secrets.check(int(wanted), secret)
+            await self._secrets.check(int(wanted), secret, owner)
         producer = self._producers.open(wanted, self._claim)
-        secret = await self._secrets.of(producer.producer_id)
+        secret = await self._secrets.of(producer.producer_id, owner)
         self._producer = producer
         return producer.producer_id, secret
 

@@ -23,13 +23,14 @@ class ProducerSecrets:
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata
 
-    async def of(self, producer_id: int) -> str:
-        """Return the secret of a producer; the key is durable by then. Raises DiskFull, Internal, ShuttingDown."""
-        return hmac.digest(await self._key(), b"%d" % producer_id, "sha256").hex()[:LENGTH]
+    async def of(self, producer_id: int, owner: str = "") -> str:
+        """Return the secret of a user's producer; the key is durable then. Raises DiskFull, Internal, ShuttingDown."""
+        whose = f"{producer_id} {owner}" if owner else str(producer_id)
+        return hmac.digest(await self._key(), whose.encode(), "sha256").hex()[:LENGTH]
 
-    async def check(self, producer_id: int, secret: str) -> None:
+    async def check(self, producer_id: int, secret: str, owner: str = "") -> None:
         """Raises ProducerFenced if this is not the secret of the producer, and as of()."""
-        if not hmac.compare_digest((await self.of(producer_id)).encode(), secret.encode()):
+        if not hmac.compare_digest((await self.of(producer_id, owner)).encode(), secret.encode()):
             raise ProducerFenced(f"this is not the secret of producer {producer_id}; ask for a new producer_id")
 
     async def _key(self) -> bytes:

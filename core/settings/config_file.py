@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from qb.core.settings.program_table import PROGRAM_TABLE
 from qb.core.settings.settings_table import TABLE, Setting
-from qb.core.wire.value_kinds import BOOLEAN, TEXT
+from qb.core.wire.value_kinds import BOOLEAN, OPTIONAL_TEXT, TEXT
 
 _KNOWN = {setting.name: setting for setting in (*TABLE, *PROGRAM_TABLE)}
 _SECTIONS = tuple(dict.fromkeys(name.partition(".")[0] for name in _KNOWN))
@@ -92,7 +92,7 @@ def _as_text(setting: Setting, value: object) -> str:
         return value
     if isinstance(value, bool) and setting.kind is BOOLEAN:
         return BOOLEAN.show(value)
-    if isinstance(value, int | float) and not isinstance(value, bool) and setting.kind is not TEXT:
+    if isinstance(value, int | float) and not isinstance(value, bool) and setting.kind not in (TEXT, OPTIONAL_TEXT):
         return str(value)
     raise ValueError(value)
 

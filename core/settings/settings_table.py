@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import msgspec
 
-from qb.core.wire.value_kinds import BOOLEAN, HOURS, INTEGER, LOG_LEVEL, NAMES, SECONDS, SIZE, TEXT, Kind
+from qb.core.wire.value_kinds import BOOLEAN, HOURS, INTEGER, LOG_LEVEL, NAMES, OPTIONAL_TEXT, SECONDS, SIZE, TEXT, Kind
 
 
 class Setting(NamedTuple):
@@ -209,7 +209,14 @@ class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Who may reach the broker, and how."""
 
     users_file: Annotated[
-        str, Setting("QB_USERS_FILE", TEXT, "file of users and their rights; none: each peer may do everything")
+        str,
+        Setting("QB_USERS_FILE", OPTIONAL_TEXT, "file of users and their rights; none: each peer may do everything"),
+    ] = ""
+    audit_file: Annotated[
+        str,
+        Setting(
+            "QB_AUDIT_FILE", OPTIONAL_TEXT, "file for log-ins, refusals and administrative acts; -: standard error"
+        ),
     ] = ""
 
 

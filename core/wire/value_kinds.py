@@ -104,6 +104,7 @@ def _to_names(text: str) -> tuple[str, ...]:
 
 
 TEXT = Kind("text", _to_text)
+OPTIONAL_TEXT = Kind("text, or nothing", str)
 NAMES = Kind("names, separated by commas", _to_names, ", ".join)
 INTEGER = Kind("a whole number", int)
 SIZE = Kind("a size such as 4096, 512k, 64MiB or 1GB", parse_size, show_size)

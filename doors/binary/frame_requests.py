@@ -11,6 +11,8 @@ import trio
 
 from qb.core.broker.fetching import FetchLimits, index_of, marks_of
 from qb.core.broker.message_broker import MessageBroker
+from qb.core.rights import needs
+from qb.core.rights.needs import ANY_USER, OPEN, Needs
 from qb.core.subscriptions.subscription_options import SubscriptionOptions
 from qb.core.wire.clock import now_ms
 from qb.core.wire.errors import BadRequest, BrokerError
@@ -19,6 +21,7 @@ from qb.core.wire.staged_frames import frames_in
 from qb.core.wire.version import __version__
 from qb.doors.binary.joined_subscriptions import JoinedSubscriptions
 from qb.doors.binary.methods import (
+    CREATE_SUBSCRIPTION,
     CreateSubscriptionArguments,
     CreateTopicArguments,
     FetchArguments,
@@ -32,6 +35,7 @@ from qb.doors.binary.methods import (
 from qb.doors.binary.peer_compression import PeerCompression
 from qb.doors.binary.publish_runs import PublishRuns
 from qb.doors.binary.replies import success, success_head
+from qb.doors.peer_identity import PeerIdentity
 from qb.doors.transport import Transport
 from qb.storage.engine import Where
 from qb.storage.stages.transaction_records import CommittedTransaction, DecidedMessages
@@ -52,6 +56,7 @@ class FrameRequests:
         publishing: PublishRuns,
         subscribing: JoinedSubscriptions,
         compression: PeerCompression,
+        identity: PeerIdentity,
         name: str,
     ) -> None:
         self._broker = broker
@@ -59,6 +64,7 @@ class FrameRequests:
         self._publishing = publishing
         self._subscribing = subscribing
         self._compression = compression
+        self._identity = identity
         self._fetching = trio.Lock()
         self.name = name  # how the log calls the peer; from its first request with a client id on, by that
         self.is_first = True  # is the frame that is carried out the first of its connection?
@@ -66,6 +72,7 @@ class FrameRequests:
 
     async def carry_out(self, frame: Frame) -> bytes:
         """Return the answer, or nothing if it has been sent or there is none. Raises BrokerError."""
+        self._identity.check(NEEDS[frame.type], frame.properties, MessageType(frame.type).name)
         return await HANDLERS[frame.type](self, frame)
 
     def begin_at_once(self, frame: Frame, done: Done) -> bool:
@@ -74,7 +81,10 @@ class FrameRequests:
         False: nothing was done, and it is for carry_out(). Raises BrokerError, and `done` is not called.
         """
         begin = AT_ONCE.get(frame.type)
-        return begin is not None and begin(self, frame, done)
+        if begin is None:
+            return False
+        self._identity.check(NEEDS[frame.type], frame.properties, MessageType(frame.type).name)
+        return begin(self, frame, done)
 
     async def _hello(self, frame: Frame) -> bytes:
         if not self.is_first:
@@ -82,6 +92,10 @@ class FrameRequests:
         if frame.properties.get("protocol") != PROTOCOL:
             self.ends = "we speak different protocols"
             raise BadRequest(f"this broker speaks protocol {PROTOCOL}, not {frame.properties.get('protocol')}")
+        token = frame.properties.get("token")
+        if token is not None:
+            await self._identity.log_in(token)
+        self._identity.check(ANY_USER, {}, "HELLO")
         answer = {
             "protocol": PROTOCOL,
             "server": f"qb/{__version__}",
@@ -91,7 +105,9 @@ class FrameRequests:
         }
         wanted = frame.properties.get("producer_id")
         if wanted is not None:
-            answer |= await self._publishing.continue_as(wanted, frame.properties.get("producer_secret"))
+            answer |= await self._publishing.continue_as(
+                wanted, frame.properties.get("producer_secret"), self._identity.principal.name
+            )
         answer |= self._compression.agree(frame)
         self._publishing.answer_in_runs()
         self._subscribing.fast = True
@@ -104,11 +120,11 @@ class FrameRequests:
         return encode_frame(MessageType.HEARTBEAT, frame.sequence_number, now_ms())
 
     async def _request(self, frame: Frame) -> bytes:
-        answer = await call(self._broker, frame.properties.get("method", ""), frame.body)
+        answer = await call(self._broker, frame.properties.get("method", ""), frame.body, self._identity)
         return success(frame, body=answer)
 
     def _request_at_once(self, frame: Frame, done: Done) -> bool:
-        answer = call_at_once(self._broker, frame.properties.get("method", ""), frame.body)
+        answer = call_at_once(self._broker, frame.properties.get("method", ""), frame.body, self._identity)
         if answer is not None:
             done(success(frame, body=answer))
         return answer is not None
@@ -163,6 +179,7 @@ class FrameRequests:
         wanted = _whole_transaction(frame)
         content: dict[Where, DecidedMessages] = {}
         for where, frames in _parts(frame.body):
+            self._identity.check_publish(where[0])
             _add(content, where, await self._broker.appends.admit_staged(where[0], frames, 0), frames)
         receipt = await self._broker.transactions.publish(wanted.transaction, wanted.number, list(content.values()))
         return success(frame, body=msgspec.json.encode(receipt))
@@ -171,6 +188,7 @@ class FrameRequests:
         wanted = _whole_transaction(frame)
         content: dict[Where, DecidedMessages] = {}
         for where, frames in _parts(frame.body):
+            self._identity.check_publish(where[0])
             count = self._broker.appends.admit_few(where[0], frames)
             if count is None:
                 return False
@@ -228,6 +246,25 @@ def _add(content: dict[Where, DecidedMessages], where: Where, count: int, frames
 AT_ONCE: dict[int, Callable[[FrameRequests, Frame, Done], bool]] = {
     MessageType.REQUEST: FrameRequests._request_at_once,
     MessageType.TRANSACTION: FrameRequests._transaction_at_once,
+}
+
+# What every frame needs that a peer may send. The methods of a REQUEST have needs of their own, and so have the STAGE
+# frames in a TRANSACTION. SETTLE and UNSUBSCRIBE are about what the connection itself has joined.
+NEEDS: dict[int, Needs] = {
+    MessageType.HELLO: OPEN,
+    MessageType.HEARTBEAT: OPEN,
+    MessageType.REQUEST: ANY_USER,
+    MessageType.CREATE_TOPIC: needs.create_topic(),
+    MessageType.CREATE_SUBSCRIPTION: CREATE_SUBSCRIPTION,
+    MessageType.DELETE_SUBSCRIPTION: needs.manage_subscription(),
+    MessageType.SUBSCRIBE: needs.consume(),
+    MessageType.UNSUBSCRIBE: ANY_USER,
+    MessageType.PUBLISH: needs.publish(),
+    MessageType.FETCH: needs.read(),
+    MessageType.SETTLE: ANY_USER,
+    MessageType.STAGE: needs.publish(),
+    MessageType.TRANSACTION: needs.transact(),
+    MessageType.COMPRESSED: OPEN,  # the frames in it have needs of their own
 }
 
 HANDLERS: dict[int, Callable[[FrameRequests, Frame], Awaitable[bytes]]] = {

@@ -6,7 +6,7 @@ One row a method. The binary door calls them with REQUEST frames; the other door
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -14,9 +14,13 @@ from qb.core.broker.message_broker import MessageBroker
 from qb.core.broker.topic_registry import TopicRegistry
 from qb.core.groups.group_manager import GroupCommit, GroupManager
 from qb.core.push.subscription_manager import SubscriptionManager
+from qb.core.rights import needs
+from qb.core.rights.needs import Needs
+from qb.core.rights.principals import Principal
 from qb.core.transactions.transaction_manager import TransactionManager
 from qb.core.wire.argument_errors import in_words, why_no_json
 from qb.core.wire.errors import BadRequest
+from qb.storage.engine import Topic
 from qb.storage.stages.transaction_records import NamedStage
 
 # These may take long, so doors let other requests overtake them.
@@ -231,6 +235,8 @@ class Method(NamedTuple):
 
     arguments: type[Arguments]
     call: Callable[..., Awaitable[Any]]
+    needs: Needs
+    shows: Callable[[Principal, Any], Any] | None = None  # returns as much of the answer as a user may see
     at_once: Callable[..., Any] | None = None  # does the same in one step; returns None if that needs waiting
 
 
@@ -254,68 +260,136 @@ def _transacted(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[
     return lambda broker, **arguments: call(broker.transactions, **arguments)
 
 
+def _seen_topics(principal: Principal, topics: list[Topic]) -> list[Topic]:
+    return [each for each in topics if principal.sees_topic(each.topic)]
+
+
+def _seen_subscriptions(principal: Principal, listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [each for each in listed if sees_subscription(principal, each)]
+
+
+def sees_subscription(principal: Principal, listed: Mapping[str, Any]) -> bool:
+    """Say whether a subscription of a list exists for a user."""
+    return principal.sees_consumer(listed["subscription_id"]) and principal.sees_topic(listed["topic"])
+
+
+def _seen_groups(principal: Principal, groups: list[Any]) -> list[Any]:
+    return [each for each in groups if principal.sees_consumer(each.group)]
+
+
+def _seen_offsets(principal: Principal, offsets: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [each for each in offsets if principal.sees_topic(each["topic"])]
+
+
+def _seen_info(principal: Principal, info: dict[str, Any]) -> dict[str, Any]:
+    """Leave out how much there is in all, and where it is."""
+    return {**info, "topics": 0, "connections": 0, "data_dir": ""}
+
+
+CREATE_SUBSCRIPTION = needs.all_of(needs.create_subscription(), needs.read())
+FORK = needs.all_of(needs.manage_subscription(), needs.inspect(), needs.create_subscription("new_id"))
+OWNED_MEMBER = ("group", "member")
+JOIN_GROUP = needs.all_of(needs.consume_group(), needs.read("topics"), owns=OWNED_MEMBER)
+MEMBER = needs.all_of(needs.consume_group(), owns=OWNED_MEMBER)
+
 METHODS: dict[str, Method] = {
-    "create_topic": Method(CreateTopicArguments, _topics(TopicRegistry.create)),
-    "add_partitions": Method(AddPartitionsArguments, _topics(TopicRegistry.add_partitions)),
-    "delete_topic": Method(DeleteTopicArguments, _topics(TopicRegistry.delete)),
-    "list_topics": Method(NoArguments, _topics(TopicRegistry.list_all)),
-    "describe_topic": Method(TopicArguments, _topics(TopicRegistry.describe)),
-    "describe_topics": Method(TopicsArguments, _topics(TopicRegistry.describe_many)),
-    "offsets": Method(OffsetsArguments, MessageBroker.offsets),
-    "create_subscription": Method(CreateSubscriptionArguments, _managed(SubscriptionManager.create)),
-    "delete_subscription": Method(SubscriptionArguments, _managed(SubscriptionManager.delete)),
-    "list_subscriptions": Method(ListSubscriptionsArguments, _managed(SubscriptionManager.list_all)),
-    "describe_subscription": Method(SubscriptionArguments, _managed(SubscriptionManager.describe)),
-    "seek": Method(SeekArguments, _managed(SubscriptionManager.seek)),
-    "pause": Method(SubscriptionArguments, _managed(SubscriptionManager.pause)),
-    "resume": Method(SubscriptionArguments, _managed(SubscriptionManager.resume)),
-    "fork": Method(ForkArguments, _managed(SubscriptionManager.fork)),
-    "explain": Method(ExplainArguments, _managed(SubscriptionManager.explain)),
-    "dead_letters": Method(ListDeadLettersArguments, _managed(SubscriptionManager.dead_letters)),
-    "retry_dead_letters": Method(ChooseDeadLettersArguments, _managed(SubscriptionManager.retry_dead_letters)),
-    "purge_dead_letters": Method(ChooseDeadLettersArguments, _managed(SubscriptionManager.purge_dead_letters)),
-    "join_group": Method(JoinGroupArguments, _grouped(GroupManager.join)),
-    "sync_group": Method(SyncGroupArguments, _grouped(GroupManager.sync)),
-    "heartbeat_group": Method(HeartbeatGroupArguments, _grouped(GroupManager.heartbeat)),
-    "leave_group": Method(LeaveGroupArguments, _grouped(GroupManager.leave)),
-    "commit_offsets": Method(CommitOffsetsArguments, _grouped(GroupManager.commit)),
-    "committed_offsets": Method(CommittedOffsetsArguments, _grouped(GroupManager.committed)),
-    "reset_group": Method(ResetGroupArguments, _grouped(GroupManager.reset)),
-    "list_groups": Method(NoArguments, _grouped(GroupManager.list_all)),
-    "describe_group": Method(GroupArguments, _grouped(GroupManager.describe)),
-    "delete_group": Method(GroupArguments, _grouped(GroupManager.delete)),
+    "create_topic": Method(CreateTopicArguments, _topics(TopicRegistry.create), needs.create_topic()),
+    "add_partitions": Method(AddPartitionsArguments, _topics(TopicRegistry.add_partitions), needs.manage_topic()),
+    "delete_topic": Method(DeleteTopicArguments, _topics(TopicRegistry.delete), needs.manage_topic()),
+    "list_topics": Method(NoArguments, _topics(TopicRegistry.list_all), needs.ANY_USER, _seen_topics),
+    "describe_topic": Method(TopicArguments, _topics(TopicRegistry.describe), needs.see_topic()),
+    "describe_topics": Method(TopicsArguments, _topics(TopicRegistry.describe_many), needs.see_topic("topics")),
+    "offsets": Method(OffsetsArguments, MessageBroker.offsets, needs.read()),
+    "create_subscription": Method(
+        CreateSubscriptionArguments, _managed(SubscriptionManager.create), CREATE_SUBSCRIPTION
+    ),
+    "delete_subscription": Method(
+        SubscriptionArguments, _managed(SubscriptionManager.delete), needs.manage_subscription()
+    ),
+    "list_subscriptions": Method(
+        ListSubscriptionsArguments, _managed(SubscriptionManager.list_all), needs.see_topic(), _seen_subscriptions
+    ),
+    "describe_subscription": Method(
+        SubscriptionArguments, _managed(SubscriptionManager.describe), needs.see_subscription()
+    ),
+    "seek": Method(SeekArguments, _managed(SubscriptionManager.seek), needs.manage_subscription()),
+    "pause": Method(SubscriptionArguments, _managed(SubscriptionManager.pause), needs.manage_subscription()),
+    "resume": Method(SubscriptionArguments, _managed(SubscriptionManager.resume), needs.manage_subscription()),
+    "fork": Method(ForkArguments, _managed(SubscriptionManager.fork), FORK),
+    "explain": Method(ExplainArguments, _managed(SubscriptionManager.explain), needs.inspect()),
+    "dead_letters": Method(ListDeadLettersArguments, _managed(SubscriptionManager.dead_letters), needs.inspect()),
+    "retry_dead_letters": Method(
+        ChooseDeadLettersArguments, _managed(SubscriptionManager.retry_dead_letters), needs.manage_subscription()
+    ),
+    "purge_dead_letters": Method(
+        ChooseDeadLettersArguments, _managed(SubscriptionManager.purge_dead_letters), needs.manage_subscription()
+    ),
+    "join_group": Method(JoinGroupArguments, _grouped(GroupManager.join), JOIN_GROUP),
+    "sync_group": Method(SyncGroupArguments, _grouped(GroupManager.sync), MEMBER),
+    "heartbeat_group": Method(HeartbeatGroupArguments, _grouped(GroupManager.heartbeat), MEMBER),
+    "leave_group": Method(LeaveGroupArguments, _grouped(GroupManager.leave), MEMBER),
+    "commit_offsets": Method(
+        CommitOffsetsArguments,
+        _grouped(GroupManager.commit),
+        needs.all_of(needs.consume_group(), needs.read("offsets"), owns=OWNED_MEMBER),
+    ),
+    "committed_offsets": Method(
+        CommittedOffsetsArguments,
+        _grouped(GroupManager.committed),
+        needs.all_of(needs.see_group(), needs.see_topic()),
+        _seen_offsets,
+    ),
+    "reset_group": Method(
+        ResetGroupArguments, _grouped(GroupManager.reset), needs.all_of(needs.manage_group(), needs.read())
+    ),
+    "list_groups": Method(NoArguments, _grouped(GroupManager.list_all), needs.ANY_USER, _seen_groups),
+    "describe_group": Method(GroupArguments, _grouped(GroupManager.describe), needs.see_group()),
+    "delete_group": Method(GroupArguments, _grouped(GroupManager.delete), needs.manage_group()),
     "begin_transaction": Method(
         BeginTransactionArguments,
         _transacted(TransactionManager.begin),
-        lambda broker, **arguments: broker.transactions.begin_at_once(**arguments),
+        needs.transact(),
+        at_once=lambda broker, **arguments: broker.transactions.begin_at_once(**arguments),
     ),
-    "commit_transaction": Method(CommitTransactionArguments, _transacted(TransactionManager.commit)),
-    "abort_transaction": Method(AbortTransactionArguments, _transacted(TransactionManager.abort)),
-    "list_transactions": Method(NoArguments, _transacted(TransactionManager.list_all)),
-    "show_transaction": Method(TransactionArguments, _transacted(TransactionManager.show)),
-    "finish_transaction": Method(TransactionArguments, _transacted(TransactionManager.finish)),
-    "abandon_transaction": Method(TransactionArguments, _transacted(TransactionManager.abandon)),
-    "server_info": Method(NoArguments, MessageBroker.server_info),
+    "commit_transaction": Method(CommitTransactionArguments, _transacted(TransactionManager.commit), needs.transact()),
+    "abort_transaction": Method(AbortTransactionArguments, _transacted(TransactionManager.abort), needs.transact()),
+    "list_transactions": Method(NoArguments, _transacted(TransactionManager.list_all), needs.ADMIN),
+    "show_transaction": Method(TransactionArguments, _transacted(TransactionManager.show), needs.ADMIN),
+    "finish_transaction": Method(TransactionArguments, _transacted(TransactionManager.finish), needs.ADMIN),
+    "abandon_transaction": Method(TransactionArguments, _transacted(TransactionManager.abandon), needs.ADMIN),
+    "server_info": Method(NoArguments, MessageBroker.server_info, needs.ANY_USER, _seen_info),
 }
 
 
-async def call(broker: MessageBroker, method: str, arguments: bytes) -> bytes:
+class Asker(Protocol):
+    """The peer that asks."""
+
+    principal: Principal
+
+    def check(self, needs: Needs, arguments: object, action: str) -> None:
+        """Raises BrokerError if it may not ask for that."""
+
+
+async def call(broker: MessageBroker, method: str, arguments: bytes, asker: Asker) -> bytes:
     """Carry out a method with JSON arguments and return the JSON answer. Raises BrokerError."""
-    known, keywords = _decoded(method, arguments)
-    return msgspec.json.encode(await known.call(broker, **keywords))
+    known, keywords = _decoded(method, arguments, asker)
+    answer = await known.call(broker, **keywords)
+    if known.shows is not None and not asker.principal.is_admin:
+        answer = known.shows(asker.principal, answer)
+    return msgspec.json.encode(answer)
 
 
-def call_at_once(broker: MessageBroker, method: str, arguments: bytes) -> bytes | None:
+def call_at_once(broker: MessageBroker, method: str, arguments: bytes, asker: Asker) -> bytes | None:
     """Carry out a method as call() does, in one step of the event loop; None: it is one that may have to wait."""
     known = METHODS.get(method)
     if known is None or known.at_once is None:
         return None
-    answer = known.at_once(broker, **_decoded(method, arguments)[1])
+    answer = known.at_once(broker, **_decoded(method, arguments, asker)[1])
     return None if answer is None else msgspec.json.encode(answer)
 
 
-def _decoded(method: str, arguments: bytes) -> tuple[Method, dict[str, Any]]:
-    """Return a method and its arguments. Raises BadRequest."""
+def _decoded(method: str, arguments: bytes, asker: Asker) -> tuple[Method, dict[str, Any]]:
+    """Return a method and its arguments. Raises BadRequest, and what the asker's check raises."""
     known = METHODS.get(method)
     if known is None:
         raise BadRequest(f"there is no method {method[:80]!r}; there are: {', '.join(sorted(METHODS))}")
@@ -328,6 +402,7 @@ def _decoded(method: str, arguments: bytes) -> tuple[Method, dict[str, Any]]:
         raise BadRequest(f"{method}: {in_words(str(error))}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"{method}: {why_no_json(error, arguments)}") from None
+    asker.check(known.needs, decoded, method)
     return known, decoded.as_keywords()
 
 

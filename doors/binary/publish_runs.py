@@ -13,6 +13,7 @@ from qb.core.wire.clock import now_ms
 from qb.core.wire.errors import REPLIES, BrokerError, OutOfSequence, UnknownTopic
 from qb.doors.binary.replies import refusal, stored
 from qb.doors.binary.server_connection import PublishRun, ServerConnection
+from qb.doors.peer_identity import PeerIdentity
 from qb.storage.engine import AppendRun, PartitionLog
 from qb.storage.signals import Wait
 
@@ -22,9 +23,12 @@ ANSWERED_EACH = 256  # publishes in a run of a peer that gets an answer to each 
 class PublishRuns:
     """Takes runs of PUBLISH frames from a connection to their logs; each run is answered when it is durable."""
 
-    def __init__(self, broker: MessageBroker, connection: ServerConnection, send: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, broker: MessageBroker, connection: ServerConnection, send: Callable[[bytes], None], identity: PeerIdentity
+    ) -> None:
         self._appends = broker.appends
         self._connection = connection
+        self._identity = identity if identity.restricts else None  # None: rights need not be checked
         self._send = send
         self._publishes = NumberedPublishes(broker.appends, broker.producers, broker.producer_secrets, self._answers)
         self.wait_until_settled = self._publishes.wait_until_settled
@@ -34,13 +38,13 @@ class PublishRuns:
         """Answer runs of publishes from now on, and not each of them; to be called before the first."""
         self._in_runs, self._publishes.answers_each = True, False
 
-    async def continue_as(self, wanted: str, secret: str | None) -> dict[str, str]:
+    async def continue_as(self, wanted: str, secret: str | None, owner: str) -> dict[str, str]:
         """Publish idempotently from now on; returns the id and the secret to continue with, as properties.
 
         That is the producer that is wanted if its secret is given, else a new one. Raises BadRequest, ProducerFenced if
         the secret is wrong.
         """
-        producer_id, secret = await self._publishes.continue_as(wanted, secret)
+        producer_id, secret = await self._publishes.continue_as(wanted, secret, owner)
         return {"producer_id": str(producer_id), "producer_secret": secret}
 
     def publish(self, event: PublishRun) -> Wait | None:
@@ -50,6 +54,8 @@ class PublishRuns:
         """
         first_number, route = event
         try:
+            if self._identity is not None:
+                self._identity.check_publish(route.topic)
             plan = self._publishes.plan(first_number, *route)
         except BrokerError as error:
             return self._refuse_or_create(event, error)
@@ -64,10 +70,14 @@ class PublishRuns:
 
     def _refuse_or_create(self, event: PublishRun, error: BrokerError) -> Wait | None:
         """Answer a run that has no log, unless its topic is made by the first message for it: then it comes again."""
-        if isinstance(error, UnknownTopic) and self._appends.may_create(event.route.topic):
+        if isinstance(error, UnknownTopic) and self._may_create(event.route.topic):
             return partial(self._create_topic, event)
         self._refuse_run(event, error)
         return None
+
+    def _may_create(self, topic: str) -> bool:
+        sees = self._identity is None or self._identity.principal.sees_topic(topic)
+        return sees and self._appends.may_create(topic)
 
     async def _create_topic(self, event: PublishRun) -> None:
         """Make the topic of publishes that are still at the front of the connection; they come again as an event."""

@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from qb.core.wire.clock import now_ms
-from qb.core.wire.errors import REPLIES, BrokerError, OffsetOutOfRange
+from qb.core.wire.errors import REPLIES, BrokerError, OffsetOutOfRange, QuotaExceeded
 from qb.core.wire.frames import HEAD, LENGTH, OVERHEAD, Frame, MessageType, encode_frame, encode_head
 
 ACK = int(MessageType.ACK)
 NO_BODY = LENGTH.pack(0)
+
+
+class SessionEnded(Exception):
+    """A request was refused in a way that the connection does not survive; the peer has been answered."""
 
 
 def success(request: Frame, properties: Mapping[str, str] | None = None, body: bytes = b"") -> bytes:
@@ -30,6 +34,8 @@ def refusal(number: int, error: BrokerError, count: int | None = None) -> bytes:
     properties = {"status": "error", "code": REPLIES[type(error)].code.value, "error": str(error).replace("\0", "\\0")}
     if count is not None:
         properties["count"] = str(count)
+    if isinstance(error, QuotaExceeded):
+        properties["retry_after"] = f"{error.retry_after:g}"
     if isinstance(error, OffsetOutOfRange):
         properties |= {"first": str(error.first), "end": str(error.end)}
     return encode_frame(MessageType.ACK, number, now_ms(), properties)

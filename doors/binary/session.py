@@ -10,6 +10,7 @@ import trio
 
 from qb.core.broker.message_broker import MessageBroker
 from qb.core.pacing import must_give_way, working_on
+from qb.core.rights.needs import ANY_USER
 from qb.core.wire.clock import now_ms
 from qb.core.wire.compression.compressed_frames import Inflater
 from qb.core.wire.errors import REPLIES, BrokerError, Internal
@@ -19,9 +20,10 @@ from qb.doors.binary.joined_subscriptions import JoinedSubscriptions
 from qb.doors.binary.methods import SLOW_METHODS
 from qb.doors.binary.peer_compression import PeerCompression
 from qb.doors.binary.publish_runs import PublishRuns
-from qb.doors.binary.replies import refusal
+from qb.doors.binary.replies import SessionEnded, refusal
 from qb.doors.binary.server_connection import InflatedPortion, PublishRun, RefusedFrame, ServerConnection, StageFrame
 from qb.doors.binary.stage_requests import StageRequests
+from qb.doors.peer_identity import CHANGED, PeerIdentity
 from qb.doors.peer_life import PeerLife
 from qb.doors.transport import Transport
 from qb.storage.signals import Signal, Wait
@@ -29,10 +31,6 @@ from qb.storage.signals import Signal, Wait
 log = logging.getLogger("qb.session")
 
 MAX_WAITING = 64  # fetches and commits of one peer; one more is waited for before the next request is read
-
-
-class SessionEnded(Exception):
-    """A request was refused in a way that the connection does not survive; the peer has been answered."""
 
 
 class Session:
@@ -43,11 +41,15 @@ class Session:
         self._transport = transport
         settings = broker.settings.server
         self._connection = ServerConnection(settings.max_message_size)
-        self._publishing = PublishRuns(broker, self._connection, transport.send)
-        self._staging = StageRequests(broker, transport.send)
+        self._identity = PeerIdentity(broker, "frames", transport, name)
+        self._identity.changed = partial(self.drain, CHANGED)
+        self._publishing = PublishRuns(broker, self._connection, transport.send, self._identity)
+        self._staging = StageRequests(broker, transport.send, self._identity)
         self._compression = PeerCompression(broker.metrics, settings.compression, settings.max_message_size)
         self._subscribing = JoinedSubscriptions(broker.subscriptions, transport, self._compression.pushed)
-        self._requests = FrameRequests(broker, transport, self._publishing, self._subscribing, self._compression, name)
+        self._requests = FrameRequests(
+            broker, transport, self._publishing, self._subscribing, self._compression, self._identity, name
+        )
         transport.has_emptied = self._subscribing.has_room
         transport.unfinished.refuse = self._break_off
         self._events = 0
@@ -302,6 +304,7 @@ class Session:
     def _settle(self, frame: Frame) -> Wait | None:
         """Carry out a SETTLE at once, since deliveries wait for it; returns the wait for the rest of a large one."""
         try:
+            self._identity.check(ANY_USER, frame.properties, "SETTLE")
             rest = self._subscribing.settle(frame)
         except BrokerError as error:
             self._refuse(frame, error)

@@ -6,19 +6,21 @@ from collections.abc import Callable
 from functools import partial
 
 from qb.core.broker.message_broker import MessageBroker
-from qb.core.wire.errors import BrokerError
+from qb.core.wire.errors import REPLIES, BrokerError
 from qb.doors.binary.methods import StageArguments, arguments_from_text
-from qb.doors.binary.replies import refusal, staged
+from qb.doors.binary.replies import SessionEnded, refusal, staged
 from qb.doors.binary.server_connection import StageFrame
+from qb.doors.peer_identity import PeerIdentity
 from qb.storage.signals import Signal
 
 
 class StageRequests:
     """Takes STAGE frames in the order in which they come; each is answered when its messages are durable."""
 
-    def __init__(self, broker: MessageBroker, send: Callable[[bytes], None]) -> None:
+    def __init__(self, broker: MessageBroker, send: Callable[[bytes], None], identity: PeerIdentity) -> None:
         self._broker = broker
         self._send = send
+        self._identity = identity
         self._unsettled = 0  # frames that are not yet answered
         self._all_settled = Signal()
 
@@ -28,11 +30,14 @@ class StageRequests:
         answer = partial(self._answer, frame.number)
         try:
             to = arguments_from_text(StageArguments, frame.properties)
+            self._identity.check_stage(to.stage, to.topic)
             count = await self._broker.appends.admit_staged(to.topic, frame.data, frame.body_at)
             where = to.topic, to.partition
             stage = self._broker.transactions.stage(to.stage, where, to.first, count, frame.data, answer)
         except BrokerError as error:
             answer(error, 0)
+            if not REPLIES[type(error)].survives:
+                raise SessionEnded(str(error)) from None
             return
         if not stage.has_room:
             await stage.wait_for_room()

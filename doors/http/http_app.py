@@ -89,14 +89,14 @@ class HttpApp:
     async def respond(self, request: HttpRequest) -> HttpAnswer | EventStream:
         """Return what answers a request. Raises PeerGone.
 
-        Every request of every route passes here with its headers, before anything is looked up or read of its body: the
-        identity of a caller (a token, a cookie) and its rights are to be checked behind check_origin().
+        Every request of every route passes here with its headers, before anything is looked up or read of its body.
         """
         head = request.head
         found = self._paths.find(head.path)
         try:
             check_host(head.headers, self._host_names)
             check_origin(head.headers)
+            await request.peer.log_in(bearer_token(head.headers))
             if found is None:
                 raise no_such_route(unquote(head.path.decode("ascii", "replace")))
             answer = await self._carry_out(request, *found)
@@ -122,10 +122,14 @@ class HttpApp:
         query = parse_query(head.query, row.query)
         call = RouteCall(self._service, parameters, query, None, head.headers, peer)
         working_on("http", peer.address, head.method, row.path)
+        action, names = f"{head.method} {row.path}", {**msgspec.structs.asdict(query), **parameters}
+        peer.identity.check(row.needs, names, action)
         if row.body is None:
             return _encoded(await row.carry_out(call))
         async with self._body(row, head.headers, BodyParts(request.receive, peer)) as body:
             working_on("http", peer.address, head.method, row.path)
+            if isinstance(body, msgspec.Struct):
+                peer.identity.check(row.needs, {**msgspec.structs.asdict(body), **names}, action)
             return _encoded(await row.carry_out(call._replace(body=body)))
 
     @asynccontextmanager
@@ -146,6 +150,12 @@ def _decode(row: RouteRow, headers: Mapping[str, str], body: bytes) -> Fields:
         return NoFields()
     check_media_type(headers, JSON, *row.media_types)
     return decode(body, decoder_of(row))
+
+
+def bearer_token(headers: Mapping[str, str]) -> str:
+    """Return the token of a request, empty if it has none."""
+    scheme, _, token = headers.get("authorization", "").strip().partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 @cache

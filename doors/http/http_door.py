@@ -16,6 +16,7 @@ from qb.doors.http.http_app import HttpApp, make_service
 from qb.doors.http.http_connection import HttpConnection
 from qb.doors.http.requests.http_errors import HttpError, raw_response, refusal
 from qb.doors.http.requests.http_peer import HttpPeer
+from qb.doors.peer_identity import PeerIdentity
 from qb.doors.peer_life import PeerLife
 from qb.doors.transport import Transport
 
@@ -34,10 +35,13 @@ class HttpDoor:
         self.service = make_service(broker)
         self.app = HttpApp(self.service)
         self.heartbeat_interval = broker.settings.server.heartbeat_interval
+        self._broker = broker
         self._drained = False
 
     def open(self, transport: Transport, address: str) -> HttpSession:
-        return HttpSession(self, HttpPeer(transport, address))
+        return HttpSession(
+            self, HttpPeer(transport, address, PeerIdentity(self._broker, self.name, transport, address))
+        )
 
     def refuse(self, error: BrokerError) -> bytes:
         return raw_response(*refusal(error))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -15,12 +16,13 @@ import trio
 from qb.core.broker.message_broker import MessageBroker
 from qb.core.broker.outgoing_messages import OutgoingMessage
 from qb.core.pacing import must_give_way, working_on
-from qb.core.wire.errors import REPLIES, BadRequest, BrokerError, PeerMisbehaved
+from qb.core.wire.errors import REPLIES, BadRequest, BrokerError, PeerMisbehaved, Unauthenticated
 from qb.doors.json_lines.json_answers import failure, success, words
 from qb.doors.json_lines.json_methods import JsonMethods, JsonWaits, outgoing
 from qb.doors.json_lines.json_requests import ProduceLine
 from qb.doors.json_lines.line_splitter import LineSplitter
 from qb.doors.json_lines.produce_runs import ProduceRun
+from qb.doors.peer_identity import CHANGED
 from qb.doors.peer_life import PeerLife
 from qb.doors.transport import Transport
 
@@ -63,6 +65,7 @@ class JsonSession:
         self.name = name
         transport.has_emptied = self._methods.subscribing.has_room
         transport.unfinished.refuse = self._break_off
+        self._methods.identity.changed = partial(self._break_off, Unauthenticated(CHANGED))
 
     async def run(self) -> None:
         """Serve the peer until it goes or is dropped. Raises nothing."""
@@ -117,7 +120,7 @@ class JsonSession:
         if line is None:
             await self._refuse(BadRequest(f"Line too long: more than {self._lines.limit} bytes"))
         elif line and not line.isspace():
-            working_on(self.name, line[:80])
+            working_on(self.name, b"auth" if b"token" in line[:80] else line[:80])  # no token may reach the log
             try:
                 request = await self._methods.read(line)
                 if isinstance(request.wanted, ProduceLine):

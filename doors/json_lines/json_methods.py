@@ -15,6 +15,8 @@ from qb.core.broker.outgoing_messages import OutgoingMessage
 from qb.core.groups.group_coordinator import MemberStanding
 from qb.core.groups.group_manager import GroupCommit
 from qb.core.pacing import portions
+from qb.core.rights import needs
+from qb.core.rights.needs import Needs
 from qb.core.wire.errors import BadRequest, BrokerError, TopicExists
 from qb.core.wire.frames import decode_frame
 from qb.core.wire.names import check_name
@@ -23,6 +25,7 @@ from qb.doors.json_lines import json_requests as wants
 from qb.doors.json_lines.json_answers import record
 from qb.doors.json_lines.json_sink import JsonSink
 from qb.doors.json_lines.produce_runs import ProduceRun
+from qb.doors.peer_identity import PeerIdentity
 from qb.doors.transport import Transport
 
 Data = dict[str, Any]
@@ -56,6 +59,8 @@ class JsonMethods:
         self._name = name
         self._waits = waits
         self.subscribing = JoinedSubscriptions(broker.subscriptions, transport)
+        self.identity = PeerIdentity(broker, "json", transport, name.removeprefix("json "))
+        self._lines = 0
 
     async def read(self, line: bytes) -> JsonRequest:
         """Return what a line asks for, checked. Raises BrokerError."""
@@ -66,11 +71,20 @@ class JsonMethods:
         if len(line) > wants.LONG:
             wants.check_long(line, name)
             await trio.lowlevel.checkpoint()  # each decoding of a long line is a step of its own
-        return JsonRequest(row, wants.parse(line, row.fields, row.missing))
+        request = JsonRequest(row, wants.parse(line, row.fields, row.missing))
+        self._lines += 1
+        self.identity.check(row.needs, request.wanted, name)
+        return request
 
     async def carry_out(self, request: JsonRequest) -> Data:
         """Do what a request asks for and return the data of the answer. Raises BrokerError."""
         return await request.row.carry_out(self, request.wanted)
+
+    async def auth(self, wanted: wants.AuthLine) -> Data:
+        if self._lines > 1:
+            raise BadRequest("auth must be the first line of a connection")
+        await self.identity.log_in(wanted.token)
+        return {"user": self.identity.principal.name}
 
     # Topics and messages
 
@@ -119,7 +133,8 @@ class JsonMethods:
         }
 
     async def list_topics(self, wanted: wants.ListTopicsLine) -> Data:
-        return {"topics": [topic.topic for topic in await self._broker.topics.list_all()]}
+        seen = self.identity.principal.sees_topic
+        return {"topics": [topic.topic for topic in await self._broker.topics.list_all() if seen(topic.topic)]}
 
     # Groups
 
@@ -216,6 +231,7 @@ class JsonRow(NamedTuple):
     fields: type[wants.RequestLine]
     missing: str
     carry_out: Callable[[JsonMethods, Any], Awaitable[Data]]
+    needs: Needs
 
 
 class JsonRequest(NamedTuple):
@@ -225,21 +241,54 @@ class JsonRequest(NamedTuple):
     wanted: wants.RequestLine
 
 
+MEMBER = ("group_id", "consumer_id")
+
 ROWS: dict[str, JsonRow] = {
-    "createTopic": JsonRow(wants.CreateTopicLine, "Missing topic", JsonMethods.create_topic),
-    "produce": JsonRow(wants.ProduceLine, "Missing topic or value", JsonMethods.produce),
-    "fetch": JsonRow(wants.FetchLine, "Missing topic/partition/offset", JsonMethods.fetch),
-    "commit": JsonRow(wants.CommitLine, "Missing groupId/topic/partition/offset", JsonMethods.commit),
-    "metrics": JsonRow(wants.MetricsLine, "Missing topic/partition", JsonMethods.metrics),
-    "listTopics": JsonRow(wants.ListTopicsLine, "", JsonMethods.list_topics),
-    "joinGroup": JsonRow(wants.JoinGroupLine, "Missing groupId/topic/consumerId", JsonMethods.join_group),
-    "leaveGroup": JsonRow(wants.MemberLine, "Missing groupId/consumerId", JsonMethods.leave_group),
-    "heartbeat": JsonRow(wants.MemberLine, "Missing groupId/consumerId", JsonMethods.heartbeat),
-    "createSubscription": JsonRow(
-        wants.CreateSubscriptionLine, "Missing subscription/topic", JsonMethods.create_subscription
+    "auth": JsonRow(wants.AuthLine, "Missing token", JsonMethods.auth, needs.OPEN),
+    "createTopic": JsonRow(wants.CreateTopicLine, "Missing topic", JsonMethods.create_topic, needs.create_topic()),
+    "produce": JsonRow(wants.ProduceLine, "Missing topic or value", JsonMethods.produce, needs.publish()),
+    "fetch": JsonRow(wants.FetchLine, "Missing topic/partition/offset", JsonMethods.fetch, needs.read()),
+    "commit": JsonRow(
+        wants.CommitLine,
+        "Missing groupId/topic/partition/offset",
+        JsonMethods.commit,
+        needs.all_of(needs.consume_group("group_id"), needs.read()),
     ),
-    "subscribe": JsonRow(wants.SubscribeLine, "Missing subscription", JsonMethods.subscribe),
-    "unsubscribe": JsonRow(wants.SubscriptionLine, "Missing subscription", JsonMethods.unsubscribe),
-    "ack": JsonRow(wants.AckLine, "Missing subscription/partition/offset", JsonMethods.ack),
-    "nack": JsonRow(wants.NackLine, "Missing subscription/partition/offset", JsonMethods.nack),
+    "metrics": JsonRow(
+        wants.MetricsLine,
+        "Missing topic/partition",
+        JsonMethods.metrics,
+        needs.all_of(needs.read(), needs.see_group("group_id")),
+    ),
+    "listTopics": JsonRow(wants.ListTopicsLine, "", JsonMethods.list_topics, needs.ANY_USER),
+    "joinGroup": JsonRow(
+        wants.JoinGroupLine,
+        "Missing groupId/topic/consumerId",
+        JsonMethods.join_group,
+        needs.all_of(needs.consume_group("group_id"), needs.read(), owns=MEMBER),
+    ),
+    "leaveGroup": JsonRow(
+        wants.MemberLine,
+        "Missing groupId/consumerId",
+        JsonMethods.leave_group,
+        needs.all_of(needs.consume_group("group_id"), owns=MEMBER),
+    ),
+    "heartbeat": JsonRow(
+        wants.MemberLine,
+        "Missing groupId/consumerId",
+        JsonMethods.heartbeat,
+        needs.all_of(needs.consume_group("group_id"), owns=MEMBER),
+    ),
+    "createSubscription": JsonRow(
+        wants.CreateSubscriptionLine,
+        "Missing subscription/topic",
+        JsonMethods.create_subscription,
+        needs.all_of(needs.create_subscription("subscription"), needs.read()),
+    ),
+    "subscribe": JsonRow(
+        wants.SubscribeLine, "Missing subscription", JsonMethods.subscribe, needs.consume("subscription")
+    ),
+    "unsubscribe": JsonRow(wants.SubscriptionLine, "Missing subscription", JsonMethods.unsubscribe, needs.ANY_USER),
+    "ack": JsonRow(wants.AckLine, "Missing subscription/partition/offset", JsonMethods.ack, needs.ANY_USER),
+    "nack": JsonRow(wants.NackLine, "Missing subscription/partition/offset", JsonMethods.nack, needs.ANY_USER),
 }

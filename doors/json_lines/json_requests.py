@@ -34,6 +34,10 @@ class RequestLine(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rena
     type: Text
 
 
+class AuthLine(RequestLine):
+    token: Text
+
+
 class CreateTopicLine(RequestLine):
     topic: Text
     partitions: Whole = 1

@@ -15,6 +15,8 @@ import trio
 
 from qb.core.broker.message_broker import MessageBroker
 from qb.core.log_lines import start_logging
+from qb.core.rights.known_users import KnownUsers
+from qb.core.rights.users_file import UsersFileError
 from qb.core.settings import Settings, SettingsError, describe_flags, load, render
 from qb.core.wire.version import __version__
 from qb.doors.http.recovery_answers import answer_recovering
@@ -96,13 +98,24 @@ def has_terminal() -> bool:
     return True
 
 
-async def stop_on_signal(signals: AsyncIterator[int], stop: trio.Event, *, hangup_stops: bool) -> None:
+async def stop_on_signal(
+    signals: AsyncIterator[int],
+    stop: trio.Event,
+    *,
+    hangup_stops: bool,
+    reload: Callable[[], None] | None = None,
+) -> None:
     """Set `stop` at the first signal; at the second, exit at once: everything acked is on disk already.
 
-    A SIGHUP is the first signal if `hangup_stops`, and never the second: a terminal that closes may send several.
+    A SIGHUP is the first signal if `hangup_stops`, and never the second: a terminal that closes may send several. With
+    something to `reload`, it only stops a broker whose terminal has gone.
     """
     async for number in signals:
-        if number == signal.SIGHUP and (stop.is_set() or not hangup_stops):
+        if number == signal.SIGHUP and reload is not None and not stop.is_set():
+            if not hangup_stops or has_terminal():
+                reload()
+                continue
+        elif number == signal.SIGHUP and (stop.is_set() or not hangup_stops):
             log.info("SIGHUP: ignored; there is nothing to reload")
             continue
         if stop.is_set():
@@ -120,13 +133,29 @@ async def run(settings: Settings) -> None:
         look_for_garbage_less_often()
         try:
             stop = trio.Event()
+            brokers: list[MessageBroker] = []  # the one, once it has started
+
+            def started(broker: MessageBroker) -> None:
+                brokers.append(broker)
+                announce(settings, listening, broker)
+
+            reload = partial(reload_all, brokers) if settings.security.users_file else None
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(partial(stop_on_signal, signals, stop, hangup_stops=hangup_stops))
-                await serve(settings, engine, listening, stop, started=partial(announce, settings, listening))
+                nursery.start_soon(partial(stop_on_signal, signals, stop, hangup_stops=hangup_stops, reload=reload))
+                await serve(settings, engine, listening, stop, started=started)
                 nursery.cancel_scope.cancel()
         finally:
             engine.close()
     log.info("stopped")
+
+
+def reload_all(brokers: Sequence[MessageBroker]) -> None:
+    """Read again what can change while the broker runs. What cannot be read stays as it was, and the log says so."""
+    for broker in brokers:
+        try:
+            log.info("SIGHUP: read %s again", counted(broker.access.users.reload(), "user"))
+        except UsersFileError as error:
+            log.error("SIGHUP: the users stay as they were: %s", error)
 
 
 @contextmanager
@@ -229,6 +258,11 @@ def carry_out(argv: Sequence[str]) -> int:
         print(render(loaded))
         return 0
     settings = loaded.settings
+    try:
+        KnownUsers(settings.security.users_file)
+    except UsersFileError as error:
+        print(f"qb-server: {error}", file=sys.stderr)
+        return 2
     start_logging(settings.server.log_level)
     raise_file_limit()
     if most_connections() < settings.server.max_connections:

@@ -132,7 +132,7 @@ def test_a_newer_connection_fences_the_older_one_off():
 
 
 async def test_a_producer_that_is_known_keeps_nothing_of_a_connection_that_has_ended():
-    async def secret_of(_):
+    async def secret_of(_, owner):
         return "secret"
 
     producers = Producers()

@@ -28,6 +28,7 @@ from tests.support.brokers import ROOT
 BY_NAME = {setting.name: setting for setting in TABLE}
 EXAMPLES = {  # by noun: what is written and what it means
     TEXT.noun: ("x", "x"),
+    "text, or nothing": ("x", "x"),
     INTEGER.noun: ("7", 7),
     SIZE.noun: ("64MiB", 64 * 2**20),
     SECONDS.noun: ("1.5", 1.5),

@@ -253,6 +253,7 @@ async def test_a_lost_connection_does_not_end_membership_but_silence_does(a_brok
 
 
 MISSING = {
+    "auth": "Missing token",
     "createTopic": "Missing topic",
     "produce": "Missing topic or value",
     "fetch": "Missing topic/partition/offset",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 from typing import Any
 
 import msgspec
 
-from qb.core.wire.errors import REPLIES, BrokerError, OffsetOutOfRange
+from qb.core.wire.errors import REPLIES, BrokerError, OffsetOutOfRange, QuotaExceeded, Unauthenticated
 from qb.doors.http.requests.http_answers import HttpAnswer, encode_answer
 
 
@@ -51,6 +52,8 @@ def refusal(error: HttpError | BrokerError | PartlyStored) -> tuple[int, dict[st
         return status, {**body, "stored": error.stored}
     reply = REPLIES[type(error)]
     body = {"error": str(error), "code": reply.code.value}
+    if isinstance(error, QuotaExceeded):
+        body |= {"retry_after": error.retry_after}
     if isinstance(error, OffsetOutOfRange):
         body |= {"first_offset": error.first, "end_offset": error.end}
     return reply.http_status, body
@@ -59,7 +62,21 @@ def refusal(error: HttpError | BrokerError | PartlyStored) -> tuple[int, dict[st
 def answer_of(error: HttpError | BrokerError | PartlyStored) -> HttpAnswer:
     """Return a refusal as an answer."""
     status, body = refusal(error)
-    return HttpAnswer(status, msgspec.json.encode(body), headers=error.headers if isinstance(error, HttpError) else {})
+    return HttpAnswer(status, msgspec.json.encode(body), headers=_headers(error))
+
+
+def _headers(error: HttpError | BrokerError | PartlyStored) -> Mapping[str, str]:
+    match error:
+        case HttpError():
+            return error.headers
+        case PartlyStored():
+            return _headers(error.error)
+        case Unauthenticated():
+            return {"www-authenticate": "Bearer"}
+        case QuotaExceeded():
+            return {"retry-after": str(ceil(error.retry_after))}
+        case _:
+            return {}
 
 
 def raw_response(status: int, body: Mapping[str, Any]) -> bytes:

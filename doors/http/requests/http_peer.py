@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qb.doors.peer_identity import CHANGED, PeerIdentity
 from qb.doors.transport import Transport
 
 
@@ -12,11 +13,27 @@ class HttpPeer:
     What comes while a whole request is handled waits for us, and so is not held against the peer.
     """
 
-    def __init__(self, transport: Transport, address: str) -> None:
+    def __init__(self, transport: Transport, address: str, identity: PeerIdentity) -> None:
         self.transport = transport
         self.address = address
+        self.identity = identity
+        self._logged_in_by = ""  # the token that the last request was made with
+        identity.changed = self._user_changed
         self._unfinished = 0
         self._behind: int | None = None  # bytes that came while a whole request is handled; None: none is
+
+    async def log_in(self, token: str) -> None:
+        """Be the user of this token; the same token again costs next to nothing. Raises Unauthenticated."""
+        if token == self._logged_in_by:
+            return
+        self._logged_in_by = ""
+        self.identity.log_out()
+        if token:
+            await self.identity.log_in(token)
+            self._logged_in_by = token
+
+    def _user_changed(self) -> None:
+        self.transport.give_up(CHANGED)
 
     def received(self, size: int) -> None:
         """So many bytes have come. May refuse this connection, or another one that has waited longer."""

@@ -8,6 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from qb.core.groups.group_manager import GroupCommit
+from qb.core.rights import needs
+from qb.core.rights.needs import ANY_USER
 from qb.doors.http.requests.http_errors import bad_request
 from qb.doors.http.routes.listings import PageQuery, page
 from qb.doors.http.routes.route_table import Fields, RouteAnswer, RouteCall, RouteRow
@@ -59,7 +61,8 @@ class GroupsBody(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 async def list_groups(call: RouteCall) -> RouteAnswer:
-    groups, next_after = page(await call.broker.groups.list_all(), call.query, lambda group: str(group.group))
+    seen = [group for group in await call.broker.groups.list_all() if call.principal.sees_consumer(group.group)]
+    groups, next_after = page(seen, call.query, lambda group: str(group.group))
     return RouteAnswer(GroupsBody(msgspec.to_builtins(groups), next_after))
 
 
@@ -101,18 +104,20 @@ async def committed(call: RouteCall) -> RouteAnswer:
             [
                 CommittedOffsetBody(each["topic"], each["partition"], each["offset"], iso_time(each["updated_ms"]))
                 for each in found
+                if call.principal.sees_topic(each["topic"])
             ]
         )
     )
 
 
 ROWS = [
-    RouteRow("GET", "/consumers", "groups by name", list_groups, query=PageQuery, answer=GroupsBody),
+    RouteRow("GET", "/consumers", "groups by name", list_groups, ANY_USER, query=PageQuery, answer=GroupsBody),
     RouteRow(
         "GET",
         "/consumers/{group}",
         "members, assignment and lag of a group",
         describe_group,
+        needs.see_group(),
         answer=dict[str, Any],
         refusals=(404,),
     ),
@@ -121,6 +126,7 @@ ROWS = [
         "/consumers/{group}",
         "forget a group and its offsets",
         delete_group,
+        needs.manage_group(),
         answer=DeletedBody,
         refusals=(404, 409),
     ),
@@ -129,6 +135,7 @@ ROWS = [
         "/consumers/{group}/groups",
         "make a group for a topic; the same again if it exists",
         make_group,
+        needs.all_of(needs.consume_group(), needs.read("topic_name")),
         body=CreateGroupBody,
         status=201,
         answer=GroupBody,
@@ -139,6 +146,7 @@ ROWS = [
         "/consumers/{group}/offsets",
         "commit the next offset to handle",
         commit,
+        needs.all_of(needs.consume_group(), needs.read("topic_name")),
         body=CommitOffsetBody,
         answer=CommitAnswer,
         refusals=(404, 416),
@@ -148,6 +156,7 @@ ROWS = [
         "/consumers/{group}/offsets",
         "what a group has committed",
         committed,
+        needs.all_of(needs.see_group(), needs.see_topic()),
         query=TopicQuery,
         answer=CommittedOffsetsBody,
         refusals=(404,),

@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from qb.core.broker.outgoing_messages import BadBatchMessage, OutgoingMessage, StoredReceipt
 from qb.core.pacing import AT_ONCE, MOST_AT_ONCE, portions
+from qb.core.rights import needs
 from qb.core.wire.clock import now_ms
 from qb.core.wire.errors import BrokerError
 from qb.doors.http.reports.http_views import ReceiptView, receipt_view
@@ -202,6 +203,7 @@ ROWS = [
         "/topics/{topic}/messages",
         "publish one message or many",
         publish,
+        needs.publish(),
         query=PublishQuery,
         body=PublishBody,
         media_types=(LINES, RAW),

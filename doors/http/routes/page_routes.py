@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
+from qb.core.rights.needs import OPEN
 from qb.doors.http.routes.route_table import RouteAnswer, RouteCall, RouteRow
 
 FILES = (
@@ -41,7 +42,7 @@ def _row(name: str) -> RouteRow:
         return RouteAnswer(content, media_type=media_type)
 
     send.__name__ = name.replace(".", "_")  # the name of an operation is the name of its function
-    return RouteRow("GET", f"/page/{name}", "a part of the live page", send, media_type=media_type)
+    return RouteRow("GET", f"/page/{name}", "a part of the live page", send, OPEN, media_type=media_type)
 
 
 ROWS = [_row(name) for name in FILES]

@@ -13,6 +13,9 @@ import msgspec
 import trio
 
 from qb.core.broker.message_broker import MessageBroker
+from qb.core.rights.needs import Needs
+from qb.core.rights.principals import Principal
+from qb.doors.http.requests.http_peer import HttpPeer
 from qb.doors.http.streams.event_stream import EventStream
 from qb.doors.http.streams.stream_registry import StreamRegistry
 
@@ -68,7 +71,12 @@ class RouteCall(NamedTuple):
     query: Any  # of the row's kind, as is the body
     body: Any
     headers: Mapping[str, str]
-    peer: Any = None  # the connection that it came by
+    peer: HttpPeer  # the connection that it came by
+
+    @property
+    def principal(self) -> Principal:
+        """The user that asks."""
+        return self.peer.identity.principal
 
     @property
     def broker(self) -> MessageBroker:
@@ -90,6 +98,7 @@ class RouteRow(NamedTuple):
     path: str
     summary: str
     carry_out: Callable[[RouteCall], Awaitable[RouteAnswer | EventStream]]
+    needs: Needs
     query: type[Fields] = NoFields
     body: type[Fields] | None = None  # None: it has none
     media_types: tuple[str, ...] = ()  # of a body that may come otherwise than as JSON

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 
 from qb.core.broker.message_broker import MessageBroker
+from qb.core.rights.needs import METRICS, OPEN
+from qb.core.rights.principals import UNRESTRICTED, Principal
 from qb.core.wire.version import __version__
 from qb.doors.http.reports.prometheus import MEDIA_TYPE, render
 from qb.doors.http.reports.topic_states import topic_states
@@ -44,23 +46,31 @@ async def index(call: RouteCall) -> RouteAnswer:
 
 
 async def health(call: RouteCall) -> RouteAnswer:
-    return RouteAnswer(StatusBody("healthy", unfinished=call.broker.transactions.faults))
+    return RouteAnswer(StatusBody("healthy", unfinished=_for_admins(call.principal, call.broker.transactions.faults)))
 
 
 async def ready(call: RouteCall) -> RouteAnswer:
-    status = await readiness(call.broker)
+    status = await readiness(call.broker, call.principal)
     return RouteAnswer(status, 200 if status.reason is None else 503)
 
 
-async def readiness(broker: MessageBroker) -> StatusBody:
-    """Say whether the broker takes messages for all its topics, and if not, why."""
+def _for_admins(principal: Principal, texts: list[str]) -> list[str]:
+    """Return texts that name topics and transactions: to a user that may know of all of them."""
+    return texts if principal.is_admin else []
+
+
+async def readiness(broker: MessageBroker, principal: Principal = UNRESTRICTED) -> StatusBody:
+    """Say whether the broker takes messages for all its topics, and if not, why; only an admin sees names in it."""
     if broker.draining:
         return StatusBody("draining", "the broker is shutting down")
     topics = list(broker.engine.topics().values())
     states = [state async for each in topic_states(broker, topics) for state in each.states if state.status != "ok"]
     damaged = sorted({state.reason for state in states if state.status == "damaged" and state.reason})
     poisoned = next((state.reason for state in states if state.status == "poisoned"), None)
-    return StatusBody("poisoned" if poisoned else "ready", poisoned, damaged, broker.transactions.faults)
+    if poisoned and not principal.is_admin:
+        poisoned = "a log takes no messages"
+    damaged, unfinished = _for_admins(principal, damaged), _for_admins(principal, broker.transactions.faults)
+    return StatusBody("poisoned" if poisoned else "ready", poisoned, damaged, unfinished)
 
 
 async def metrics(call: RouteCall) -> RouteAnswer:
@@ -81,10 +91,10 @@ def _docs(rows: tuple[RouteRow, ...]) -> bytes:
 
 
 ROWS = [
-    RouteRow("GET", "/", "a page for a browser, what there is for others", index, answer=IndexBody),
-    RouteRow("GET", "/health", "does the broker answer?", health, answer=StatusBody),
-    RouteRow("GET", "/ready", "does it take messages?", ready, answer=StatusBody, refusals=(503,)),
-    RouteRow("GET", "/metrics", "numbers for Prometheus", metrics, media_type=MEDIA_TYPE),
-    RouteRow("GET", "/openapi.json", "this API, described", openapi, answer=dict[str, Any]),
-    RouteRow("GET", "/docs", "this API, readable", docs, media_type=HTML),
+    RouteRow("GET", "/", "a page for a browser, what there is for others", index, OPEN, answer=IndexBody),
+    RouteRow("GET", "/health", "does the broker answer?", health, OPEN, answer=StatusBody),
+    RouteRow("GET", "/ready", "does it take messages?", ready, OPEN, answer=StatusBody, refusals=(503,)),
+    RouteRow("GET", "/metrics", "numbers for Prometheus", metrics, METRICS, media_type=MEDIA_TYPE),
+    RouteRow("GET", "/openapi.json", "this API, described", openapi, OPEN, answer=dict[str, Any]),
+    RouteRow("GET", "/docs", "this API, readable", docs, OPEN, media_type=HTML),
 ]

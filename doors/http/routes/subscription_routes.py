@@ -8,7 +8,9 @@ import msgspec
 from msgspec import Meta
 
 from qb.core.pacing import portions
+from qb.core.rights import needs
 from qb.core.subscriptions.subscription_options import SubscriptionOptions
+from qb.doors.binary.methods import sees_subscription
 from qb.doors.http.requests.browser_rules import check_join
 from qb.doors.http.routes.listings import PageQuery, page
 from qb.doors.http.routes.route_table import Fields, NoFields, RouteAnswer, RouteCall, RouteRow
@@ -109,9 +111,8 @@ async def create(call: RouteCall) -> RouteAnswer:
 async def list_all(call: RouteCall) -> RouteAnswer:
     manager = call.broker.subscriptions
     listing = manager.list_totals if call.query.detail else manager.list_all
-    listed, next_after = page(
-        await listing(call.query.topic), call.query, lambda subscription: str(subscription["subscription_id"])
-    )
+    seen = [each for each in await listing(call.query.topic) if sees_subscription(call.principal, each)]
+    listed, next_after = page(seen, call.query, lambda subscription: str(subscription["subscription_id"]))
     return RouteAnswer(SubscriptionsBody(listed, next_after))
 
 
@@ -170,7 +171,7 @@ async def stream(call: RouteCall) -> EventStream:
 
 async def settle(call: RouteCall) -> RouteAnswer:
     wanted: SettleRequestBody = call.body
-    held = call.service.streams.find(_id(call), wanted.stream)
+    held = call.service.streams.find(_id(call), wanted.stream, call.principal)
     acked = nacked = 0
     async for acks in portions(wanted.acks):
         by_partition: dict[int, list[range]] = {}
@@ -186,6 +187,7 @@ def _id(call: RouteCall) -> str:
     return call.path["subscription"]
 
 
+NAME = "subscription"
 ONE = "/subscriptions/{subscription}"
 ANY = dict[str, Any]
 ROWS = [
@@ -194,6 +196,7 @@ ROWS = [
         "/subscriptions",
         "make a subscription; the same again if it exists",
         create,
+        needs.all_of(needs.create_subscription(), needs.read()),
         body=CreateSubscriptionBody,
         status=201,
         answer=ANY,
@@ -204,23 +207,58 @@ ROWS = [
         "/subscriptions",
         "subscriptions by name",
         list_all,
+        needs.see_topic(),
         query=ListSubscriptionsQuery,
         answer=SubscriptionsBody,
     ),
-    RouteRow("GET", ONE, "a subscription in numbers", describe, answer=ANY, refusals=(404,)),
-    RouteRow("DELETE", ONE, "remove a subscription", delete, answer=DeletedBody, refusals=(404,)),
     RouteRow(
-        "POST", f"{ONE}/seek", "begin anew at an offset or a time", seek, body=SeekBody, answer=ANY, refusals=(404,)
+        "GET", ONE, "a subscription in numbers", describe, needs.see_subscription(NAME), answer=ANY, refusals=(404,)
     ),
     RouteRow(
-        "POST", f"{ONE}/pause", "deliver nothing until resumed", pause, body=NoFields, answer=ANY, refusals=(404,)
+        "DELETE",
+        ONE,
+        "remove a subscription",
+        delete,
+        needs.manage_subscription(NAME),
+        answer=DeletedBody,
+        refusals=(404,),
     ),
-    RouteRow("POST", f"{ONE}/resume", "deliver again", resume, body=NoFields, answer=ANY, refusals=(404,)),
+    RouteRow(
+        "POST",
+        f"{ONE}/seek",
+        "begin anew at an offset or a time",
+        seek,
+        needs.manage_subscription(NAME),
+        body=SeekBody,
+        answer=ANY,
+        refusals=(404,),
+    ),
+    RouteRow(
+        "POST",
+        f"{ONE}/pause",
+        "deliver nothing until resumed",
+        pause,
+        needs.manage_subscription(NAME),
+        body=NoFields,
+        answer=ANY,
+        refusals=(404,),
+    ),
+    RouteRow(
+        "POST",
+        f"{ONE}/resume",
+        "deliver again",
+        resume,
+        needs.manage_subscription(NAME),
+        body=NoFields,
+        answer=ANY,
+        refusals=(404,),
+    ),
     RouteRow(
         "POST",
         f"{ONE}/fork",
         "make another one that stands where this one stands",
         fork,
+        needs.all_of(needs.manage_subscription(NAME), needs.inspect(NAME), needs.create_subscription("new_id")),
         body=ForkBody,
         status=201,
         answer=ANY,
@@ -231,6 +269,7 @@ ROWS = [
         f"{ONE}/explain",
         "why a message is where it is, in words",
         explain,
+        needs.inspect(NAME),
         query=ExplainQuery,
         answer=ExplanationBody,
         refusals=(404,),
@@ -240,6 +279,7 @@ ROWS = [
         f"{ONE}/dead-letters",
         "messages that were given up",
         dead_letters,
+        needs.inspect(NAME),
         query=ListLettersQuery,
         answer=LettersBody,
         refusals=(404,),
@@ -249,6 +289,7 @@ ROWS = [
         f"{ONE}/dead-letters/retry",
         "deliver dead letters again",
         retry,
+        needs.manage_subscription(NAME),
         body=ChooseLettersBody,
         answer=dict[str, int],
         refusals=(404,),
@@ -258,6 +299,7 @@ ROWS = [
         f"{ONE}/dead-letters/purge",
         "forget dead letters",
         purge,
+        needs.manage_subscription(NAME),
         body=ChooseLettersBody,
         answer=dict[str, int],
         refusals=(404,),
@@ -267,6 +309,7 @@ ROWS = [
         f"{ONE}/stream",
         "join, and get messages as Server-Sent Events",
         stream,
+        needs.consume(NAME),
         query=StreamQuery,
         media_type="text/event-stream",
         refusals=(403, 404, 406, 409, 503),
@@ -277,6 +320,7 @@ ROWS = [
         f"{ONE}/acks",
         "ack or nack what a stream has got",
         settle,
+        needs.consume(NAME),
         body=SettleRequestBody,
         answer=SettleAnswer,
         refusals=(404, 409),

@@ -9,6 +9,7 @@ import msgspec
 
 from qb.core.groups.group_reports import GroupOverview
 from qb.core.push.active_subscription import ActiveSubscription
+from qb.core.rights.needs import ANY_USER
 from qb.core.subscriptions.subscription_report import SubscriptionTotals
 from qb.core.wire.version import __version__
 from qb.doors.http.reports.http_views import TopicView, topic_view
@@ -60,21 +61,26 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def summary(call: RouteCall) -> RouteAnswer:
-    broker = call.broker
-    topics = await broker.topics.list_all()
-    subscriptions = await broker.subscriptions.totals(most=LISTED)
-    groups = await broker.groups.overviews(most=LISTED)
+    broker, user = call.broker, call.principal
+    topics = [topic for topic in await broker.topics.list_all() if user.sees_topic(topic.topic)]
+    most = LISTED if user.is_admin else None
+    totals = await broker.subscriptions.totals(most=most)
+    seen = [each for each in totals if user.sees_consumer(each[0].name) and user.sees_topic(each[0].topic)]
+    groups = [each for each in await broker.groups.overviews(most=most) if user.sees_consumer(each.group)]
+    subscriptions, in_all = seen[:LISTED], (len(seen), len(groups))
+    if user.is_admin:
+        in_all = len(broker.subscriptions.deliveries), len(broker.groups)
     return RouteAnswer(
         Summary(
             version=__version__,
-            status=await readiness(broker),
+            status=await readiness(broker, user),
             topics=[_topic(*each) async for each in topic_states(broker, topics[:LISTED])],
             subscriptions=[_subscription(*each) for each in subscriptions],
-            groups=groups,
+            groups=groups[:LISTED],
             omitted={
                 "topics": max(0, len(topics) - LISTED),
-                "subscriptions": max(0, len(broker.subscriptions.deliveries) - LISTED),
-                "groups": max(0, len(broker.groups) - LISTED),
+                "subscriptions": max(0, in_all[0] - LISTED),
+                "groups": max(0, in_all[1] - LISTED),
             },
             fsync=_latency(broker.engine.measures.sync_seconds),
             connections=dict(broker.metrics.connections),
@@ -105,4 +111,4 @@ def _latency(histogram: Histogram) -> Latency:
     return Latency(histogram.bounds, list(histogram.counts))
 
 
-ROWS = [RouteRow("GET", "/summary", "everything at a glance, for the live page", summary, answer=Summary)]
+ROWS = [RouteRow("GET", "/summary", "everything at a glance, for the live page", summary, ANY_USER, answer=Summary)]

@@ -10,6 +10,8 @@ from msgspec import Meta
 from qb.core.broker.fetching import FetchLimits, messages
 from qb.core.pacing import portions
 from qb.core.positions import resolve
+from qb.core.rights import needs
+from qb.core.rights.needs import ANY_USER
 from qb.core.wire.errors import UnknownPartition
 from qb.core.wire.whole_numbers import whole_number
 from qb.doors.http.reports.http_views import (
@@ -81,7 +83,8 @@ class Watermarks(msgspec.Struct, frozen=True):
 
 
 async def list_topics(call: RouteCall) -> RouteAnswer:
-    topics, next_after = page(await call.broker.topics.list_all(), call.query, lambda topic: topic.topic)
+    seen = [topic for topic in await call.broker.topics.list_all() if call.principal.sees_topic(topic.topic)]
+    topics, next_after = page(seen, call.query, lambda topic: topic.topic)
     views = [topic_view(each.topic, each.states) async for each in topic_states(call.broker, topics)]
     return RouteAnswer(TopicsBody(views, next_after))
 
@@ -156,25 +159,33 @@ def _states(call: RouteCall, topic: Topic) -> list[LogState]:
 
 
 ROWS = [
-    RouteRow("GET", "/topics", "topics by name", list_topics, query=PageQuery, answer=TopicsBody),
+    RouteRow("GET", "/topics", "topics by name", list_topics, ANY_USER, query=PageQuery, answer=TopicsBody),
     RouteRow(
         "POST",
         "/topics",
         "make a topic",
         create_topic,
+        needs.create_topic("name"),
         body=CreateTopicBody,
         status=201,
         answer=TopicView,
         refusals=(409, 429, 507),
     ),
     RouteRow(
-        "GET", "/topics/{topic}", "one topic and its partitions", describe_topic, answer=TopicDetails, refusals=(404,)
+        "GET",
+        "/topics/{topic}",
+        "one topic and its partitions",
+        describe_topic,
+        needs.see_topic(),
+        answer=TopicDetails,
+        refusals=(404,),
     ),
     RouteRow(
         "DELETE",
         "/topics/{topic}",
         "remove a topic and everything in it",
         delete_topic,
+        needs.manage_topic(),
         query=DeleteTopicQuery,
         answer=DeletedBody,
         refusals=(404, 409),
@@ -184,6 +195,7 @@ ROWS = [
         "/topics/{topic}/partitions/{partition}/messages",
         "messages from an offset on",
         fetch,
+        needs.read(),
         query=FetchQuery,
         answer=MessagesBody,
         refusals=(404, 416, 503),
@@ -193,6 +205,7 @@ ROWS = [
         "/topics/{topic}/partitions/{partition}/offsets",
         "what can be read",
         offsets,
+        needs.read(),
         answer=Watermarks,
         refusals=(404,),
     ),
@@ -201,6 +214,7 @@ ROWS = [
         "/topics/{topic}/tail",
         "messages as they come, as Server-Sent Events",
         tail,
+        needs.read(),
         query=TailQuery,
         media_type="text/event-stream",
         refusals=(404, 503),

@@ -10,6 +10,7 @@ from qb.core.broker.message_broker import MessageBroker
 from qb.core.pacing import spend
 from qb.core.push.active_subscription import ActiveSubscription
 from qb.core.push.delivery_rounds import DeliveryRounds
+from qb.core.rights.principals import Principal
 from qb.core.wire.errors import BadRequest, NotJoined
 from qb.doors.http.requests.http_peer import HttpPeer
 from qb.doors.http.streams.event_stream import EventStream, StreamPace
@@ -99,10 +100,11 @@ class StreamRegistry:
                 self._deliveries.serve_soon(active)
                 return
 
-    def find(self, subscription_id: str, stream: str | None) -> StreamSubscriber:
-        """Return a stream that has joined; without an id, the only one. Raises UnknownSubscription, NotJoined."""
+    def find(self, subscription_id: str, stream: str | None, principal: Principal) -> StreamSubscriber:
+        """Return a stream of this user; without an id, the only one. Raises UnknownSubscription, NotJoined."""
         active = self._broker.subscriptions.active(subscription_id)
-        joined = {id: each for id, each in self._open.items() if each.active is active}
+        owned = [(id, each) for id, each in self._open.items() if each.owner == principal.name]
+        joined = {id: each for id, each in owned if each.active is active}
         if stream is None:
             if len(joined) > 1:
                 raise BadRequest(f"{len(joined)} streams have joined subscription {subscription_id!r}: say which one")

@@ -45,6 +45,7 @@ class StreamSubscriber:
     ) -> None:
         self.id = secrets.token_hex(8)
         self.name = f"http {peer.address} {self.id}"
+        self.owner = peer.identity.principal.name  # only this user settles what the stream was sent
         self.active = active
         self.ended: dict[str, Any] | None = None
         self.delivered: deque[SentMessage] = deque(maxlen=REMEMBERED)

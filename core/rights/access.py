@@ -1,0 +1,52 @@
+"""Everything that decides about access in one broker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from qb.core.rights.audit import Audit
+from qb.core.rights.known_users import KnownUsers
+from qb.core.rights.log_in_pace import LogInPace
+from qb.core.rights.needs import Needs, TopicOf, check
+from qb.core.rights.owners import Owners
+from qb.core.rights.principals import Principal
+from qb.core.wire.errors import REPLIES, BrokerError
+
+
+class Access:
+    """The users, their failed log-ins, what belongs to them, and the audit."""
+
+    def __init__(self, users: KnownUsers, owners: Owners, audit: Audit, topic_of: TopicOf) -> None:
+        self.users, self.owners, self.audit = users, owners, audit
+        self.log_ins = LogInPace()
+        self._topic_of = topic_of
+
+    def check(self, principal: Principal, needs: Needs, arguments: object, about: tuple[str, str, str]) -> None:
+        """Raises what check() of qb.core.rights.needs raises, and Forbidden for what is another user's.
+
+        `about` is the address, the door and the action, for the audit.
+        """
+        try:
+            check(principal, needs, arguments, self._topic_of)
+            if needs.owns and self.users.enabled:
+                self._claim(principal, needs, arguments)
+        except BrokerError as error:
+            self._note(principal, needs, arguments, about, REPLIES[type(error)].code)
+            raise
+        if needs.is_administrative:
+            self._note(principal, needs, arguments, about, "allowed")
+
+    def _claim(self, principal: Principal, needs: Needs, arguments: object) -> None:
+        values = [_field(arguments, name) for name in needs.owns]
+        if all(value is not None for value in values):
+            self.owners.claim(needs.owns[-1], "/".join(map(str, values)), principal)
+
+    def _note(
+        self, principal: Principal, needs: Needs, arguments: object, about: tuple[str, str, str], outcome: str
+    ) -> None:
+        names = [name for need in needs.names for name in need.names(arguments)]
+        self.audit.note(principal.name, *about, names, outcome)
+
+
+def _field(arguments: object, name: str) -> object:
+    return arguments.get(name) if isinstance(arguments, Mapping) else getattr(arguments, name, None)

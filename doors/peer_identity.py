@@ -1,0 +1,82 @@
+"""Who the peer of one connection is, and what it may do: the same for all doors."""
+
+from __future__ import annotations
+
+import trio
+
+from qb.core.broker.message_broker import MessageBroker
+from qb.core.rights.known_users import LoggedIn
+from qb.core.rights.needs import Needs, publish, transact
+from qb.core.wire.errors import Unauthenticated
+from qb.doors.transport import Transport
+
+CHANGED = "the user of this connection has other rights now, or none: log in again"
+PUBLISH = publish()
+OWN_TRANSACTION = transact()
+MOST_TOPICS = 10_000  # that one connection is known to be allowed to publish to
+
+
+class PeerIdentity(LoggedIn):
+    """The user of one connection."""
+
+    def __init__(self, broker: MessageBroker, door: str, transport: Transport, address: str) -> None:
+        self._access = broker.access
+        self._stages = broker.engine.stages
+        self._door, self._address = door, address
+        self._common_name = transport.common_name
+        self._publishable: set[str] = set()
+        super().__init__(self._access.users.without_token(self._common_name))
+        self._access.users.watch(self)
+
+    @property
+    def restricts(self) -> bool:
+        """Are there users at all? Without them, rights need not be checked."""
+        return self._access.users.enabled
+
+    def log_out(self) -> None:
+        """Be again who the peer was before it logged in."""
+        self._become_stranger()
+
+    def _become_stranger(self) -> None:
+        self.principal = self._access.users.without_token(self._common_name)
+        self._publishable.clear()
+
+    async def log_in(self, token: str) -> None:
+        """Become the user of a token; may wait if its address has failed often. Raises Unauthenticated."""
+        if not self.restricts:
+            return
+        self._become_stranger()
+        log_ins, host = self._access.log_ins, self._address.rpartition(":")[0]
+        if wait := log_ins.wait(host, trio.current_time()):
+            await trio.sleep(wait)
+        try:
+            self.principal = self._access.users.with_token(token)
+        except Unauthenticated:
+            log_ins.failed(host, trio.current_time())
+            self._note("log in", "UNAUTHENTICATED")
+            raise
+        self._note("log in", "ok")
+
+    def _note(self, action: str, outcome: str) -> None:
+        self._access.audit.note(self.principal.name, self._address, self._door, action, [], outcome)
+
+    def check(self, needs: Needs, arguments: object, action: str) -> None:
+        """Raises Unauthenticated, Forbidden, or the refusal of an unknown name if the peer may not ask for this."""
+        if self.restricts:
+            self._access.check(self.principal, needs, arguments, (self._address, self._door, action))
+
+    def check_publish(self, topic: str) -> None:
+        """The same for a publish: decided once for each topic."""
+        if topic in self._publishable or not self.restricts:
+            return
+        self.check(PUBLISH, {"topic": topic}, "publish")
+        if len(self._publishable) >= MOST_TOPICS:
+            self._publishable.clear()
+        self._publishable.add(topic)
+
+    def check_stage(self, stage_id: str, topic: str) -> None:
+        """The same for a STAGE frame: the transaction of the stage must be the user's own."""
+        self.check_publish(topic)
+        stage = self._stages().get(stage_id) if self.restricts else None
+        if stage is not None:
+            self.check(OWN_TRANSACTION, {"transaction": stage.transaction}, "STAGE")
