@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
-from itertools import groupby
 
 from qb.cli.terminal.command import Command, CommandFailed, Outcome, UsageError, counted, of_kind, reason
 from qb.cli.terminal.input_lines import open_source, portions
 from qb.cli.terminal.programs import add_config, configured, configured_broker, ended_by_signals, required
-from qb.clients.blocking.client import BrokerClient
-from qb.clients.protocol.client_errors import BrokerUnavailable, PublishFailed, QBError
-from qb.core.settings import ProgramConfig
+from qb.clients.blocking.sending.producer import Producer
+from qb.clients.producing.send_batch import Delivery
+from qb.core.settings import sending_options
 from qb.core.wire.value_kinds import SECONDS, Kind
 
 RATE = Kind("a number of messages a second", SECONDS.convert).within(0.001)
@@ -38,12 +37,19 @@ def _produce(args: argparse.Namespace) -> Outcome:
     topic = required(config.producer.topic, "producer.topic", "--topic")
     if args.whole and args.key_separator is not None:
         raise UsageError("--whole and --key-separator exclude each other: a whole file has no key")
-    timeout = config.producer.timeout_ms
-    producer = _LineProducer(config, topic, args.rate)
-    with configured_broker(args, config, timeout and timeout / 1000) as client, ended_by_signals(producer.end):
-        producer.run(client, _entries(args))
-    data = {"topic": topic, "messages": producer.stored}
-    return Outcome(data, f"stored {counted(producer.stored, 'message')} in topic '{topic}'")
+    timeout, lines = config.producer.timeout_ms, _LineProducer(args.rate)
+    with (
+        configured_broker(args, config, timeout and timeout / 1000) as client,
+        ended_by_signals(lines.end),
+        client.producer(topic, **sending_options(config), on_delivery=lines.delivered) as producer,
+    ):
+        lines.run(producer, _entries(args))
+    if lines.failure is not None:
+        stored = f"known to be stored: {counted(lines.done, 'message')}"
+        raise CommandFailed(f"{reason(lines.failure)}\n{stored}") from lines.failure
+    done = "stored" if config.producer.required_acks != "0" else "sent, without waiting for acks,"
+    data = {"topic": topic, "messages": lines.done}
+    return Outcome(data, f"{done} {counted(lines.done, 'message')} in topic '{topic}'")
 
 
 def _entries(args: argparse.Namespace) -> Iterator[list[Entry]]:
@@ -65,82 +71,60 @@ def _entry(line: bytes, separator: str | None) -> Entry:
 
 
 class _LineProducer:
-    """Sends entries in batches; a signal ends it when what was read is stored."""
+    """Sends entries; a signal, or a failure, ends it when what was read is stored."""
 
-    def __init__(self, config: ProgramConfig, topic: str, rate: float | None) -> None:
-        self._config, self._topic, self._rate = config, topic, rate
-        self._ended = self._reading = False
-        self.stored = 0
+    def __init__(self, rate: float | None) -> None:
+        self._rate = rate
+        self._ended = self._waiting = False
+        self.done = 0  # messages that are stored, or sent if acks are not waited for
+        self.failure: Exception | None = None  # the first one
 
     def end(self) -> None:
         """End after what was read; for signal handlers."""
         self._ended = True
-        if self._reading:
+        if self._waiting:
             raise _Ended
 
-    def run(self, client: BrokerClient, entries: Iterator[list[Entry]]) -> None:
-        """Send all entries. Raises CommandFailed, which says how much is stored."""
-        most, started = self._config.producer.batch_size, time.monotonic()
-        if self._rate is not None:
-            most = max(1, min(most, int(self._rate / 10)))  # ten times a second, or for each message
-        while portion := self._next(entries):
-            for batch in self._batches(portion, most):
-                self._keep_pace(started)
-                self._send(client, batch)
+    def delivered(self, delivery: Delivery) -> None:
+        """Count a message; called by the producer."""
+        self.failure = self.failure or delivery.error
+        self.done += delivery.error is None
 
-    def _batches(self, portion: list[Entry], most: int) -> Iterator[list[Entry]]:
-        """Cut what was read; in a partition that is given, a batch has one key."""
-        one_key = self._config.producer.partition is not None
-        for _, run in groupby(portion, lambda entry: entry[0] if one_key else None):
-            entries = list(run)
-            yield from (entries[start : start + most] for start in range(0, len(entries), most))
+    def run(self, producer: Producer, entries: Iterator[list[Entry]]) -> None:
+        """Send all entries, or those before a signal or a failure."""
+        sent, started = 0, time.monotonic()
+        while portion := self._next(entries):
+            for key, body in portion:
+                if self.failure is not None:
+                    return
+                self._keep_pace(sent, started)
+                producer.send(body, key)
+                sent += 1
 
     def _next(self, entries: Iterator[list[Entry]]) -> list[Entry]:
         """Return what was read; nothing at the end of input, or after a signal."""
         found: list[Entry] = []
         try:
-            self._reading = True
+            self._waiting = True
             while not found and not self._ended:
                 found = next(entries)
         except (_Ended, StopIteration):
             pass
         finally:
-            self._reading = False
+            self._waiting = False
         return found
 
-    def _keep_pace(self, started: float) -> None:
-        if self._rate is not None:
-            time.sleep(max(0.0, started + self.stored / self._rate - time.monotonic()))
-
-    def _send(self, client: BrokerClient, batch: list[Entry]) -> None:
-        retries = self._config.broker.max_retries
-        while batch:
-            try:
-                self._publish(client, batch)
-                done = len(batch)
-            except PublishFailed as error:
-                done = len(error.stored)
-                if not isinstance(error.__cause__, BrokerUnavailable) or not retries:
-                    self.stored += done
-                    raise self._failed(error.__cause__ or error) from error
-                retries -= 1
-            except QBError as error:
-                raise self._failed(error) from error
-            self.stored, batch = self.stored + done, batch[done:]
-
-    def _publish(self, client: BrokerClient, batch: list[Entry]) -> None:
-        partition, bodies, keys = (
-            self._config.producer.partition,
-            [body for _, body in batch],
-            [key for key, _ in batch],
-        )
-        if partition is not None:
-            client.publish_many(self._topic, bodies, partition, keys[0])
-        else:
-            client.publish_many(self._topic, bodies, keys=keys if any(keys) else None)
-
-    def _failed(self, error: BaseException) -> CommandFailed:
-        return CommandFailed(f"{reason(error)}\nknown to be stored: {counted(self.stored, 'message')}")
+    def _keep_pace(self, sent: int, started: float) -> None:
+        if self._rate is None:
+            return
+        try:
+            self._waiting = True
+            if not self._ended:
+                time.sleep(max(0.0, started + sent / self._rate - time.monotonic()))
+        except _Ended:
+            pass
+        finally:
+            self._waiting = False
 
 
 COMMANDS = (

@@ -13,6 +13,7 @@ from qb.clients.aio.methods.producing import AsyncProducerMethods
 from qb.clients.aio.methods.subscriptions import AsyncSubscriptionMethods
 from qb.clients.aio.methods.transaction_block import AsyncTransactionMethods
 from qb.clients.aio.read_ahead import AsyncReadAhead
+from qb.clients.aio.sending.producer import AsyncProducer
 from qb.clients.aio.subscribing.joined import AsyncClientSubscriptions
 from qb.clients.aio.waiting import now
 from qb.clients.protocol.conversation import Conversation
@@ -215,3 +216,6 @@ class AsyncBrokerClient(
         started = now()
         await self._ask(self._conversation.ping)
         return now() - started
+
+
+AsyncProducer._make_client = AsyncBrokerClient  # for from_config(): the client's methods make producers

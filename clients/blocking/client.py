@@ -14,6 +14,7 @@ from qb.clients.blocking.methods.producing import ProducerMethods
 from qb.clients.blocking.methods.subscriptions import SubscriptionMethods
 from qb.clients.blocking.methods.transaction_block import TransactionMethods
 from qb.clients.blocking.read_ahead import ReadAhead
+from qb.clients.blocking.sending.producer import Producer
 from qb.clients.blocking.subscribing.joined import ClientSubscriptions
 from qb.clients.blocking.waiting import now
 from qb.clients.protocol.conversation import Conversation
@@ -212,3 +213,6 @@ class BrokerClient(ProducerMethods, SubscriptionMethods, OffsetAndGroupMethods, 
         started = now()
         self._ask(self._conversation.ping)
         return now() - started
+
+
+Producer._make_client = BrokerClient  # for from_config(): the client's methods make producers

@@ -24,7 +24,7 @@ class MessageBuffer(Generic[Handle]):
     _handle: Callable[[SendBatch, int], Handle]
 
     def __init__(self, topic: str, options: ProducerOptions) -> None:
-        self._topic, self._options, self._notes = topic, options, MessageNotes(topic)
+        self._topic, self._options, self._notes = topic, options, MessageNotes(topic, options.partition)
         self._batch_size, self._overhead = options.batch_size, self._notes.plain.form.overhead
         self._longest = UNKNOWN_LIMIT
 

@@ -41,15 +41,17 @@ class MessageNote:
 class MessageNotes:
     """Makes notes for the messages of one topic; those with nothing but a key are kept for the next with that key."""
 
-    def __init__(self, topic: str) -> None:
-        self.plain = MessageNote(topic)
-        self._topic = topic
+    def __init__(self, topic: str, partition: int | None = None) -> None:
+        """`partition`: of the messages that name none."""
+        self.plain = MessageNote(topic, partition)
+        self._topic, self._partition = topic, partition
         self._of_keys: dict[str, MessageNote] = {}
 
     def of(
         self, partition: int | None, key: str | None, properties: Mapping[str, str] | None, timestamp_ms: int
     ) -> MessageNote:
         """Return the note of one message. Raises as PublishForm."""
+        partition = self._partition if partition is None else partition
         if partition is not None or properties or timestamp_ms or type(key) is not str:
             return MessageNote(self._topic, partition, key, properties, timestamp_ms)
         note = self._of_keys.get(key)

@@ -28,6 +28,7 @@ class ProducerOptions(NamedTuple):
     retry_backoff: float = RETRY_BACKOFF_MS / 1000
     max_buffered_bytes: int = MAX_BUFFERED_BYTES
     when_full: str = "block"
+    partition: int | None = None  # of the messages that name none
 
     @property
     def waits_for_acks(self) -> bool:
@@ -45,6 +46,7 @@ def checked_producer_options(
     retry_backoff_ms: float,
     max_buffered_bytes: int,
     when_full: str,
+    partition: int | None = None,
 ) -> ProducerOptions:
     """Return the options. Raises ValueError for what makes no sense, ImportError for a codec that is not installed."""
     least = {"batch_size": (batch_size, 1), "batch_bytes": (batch_bytes, 1), "linger_ms": (linger_ms, 0)}
@@ -65,4 +67,5 @@ def checked_producer_options(
         retry_backoff_ms / 1000,
         max_buffered_bytes,
         when_full,
+        partition,
     )

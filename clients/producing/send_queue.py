@@ -96,10 +96,9 @@ class SendQueue:
         """A piece is numbered and on its way; `deadline` is when to stop waiting for its answers."""
         assert piece.unacked is not None
         self.in_hand = None
-        if self._options.waits_for_acks:
-            piece.deadline = deadline
-            self._in_flight[piece.unacked.first] = piece
-        else:
+        piece.deadline = deadline
+        self._in_flight[piece.unacked.first] = piece
+        if not self._options.waits_for_acks:
             where = -1 if piece.partition is None else piece.partition
             self._settle(piece, 0, len(piece.bodies), NOT_ACKED._replace(partition=where))
 
@@ -112,6 +111,8 @@ class SendQueue:
         unacked = piece.unacked
         assert unacked is not None
         if self._in_flight.pop(unacked.first, None) is None:
+            return None
+        if not self._options.waits_for_acks:
             refused = unacked.failure()
             return refused.error if refused is not None else None
         if unacked.left:

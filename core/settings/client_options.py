@@ -7,8 +7,10 @@ from typing import Any
 
 from qb.core.settings.config_file import SettingsError
 from qb.core.settings.program_config import program_config
+from qb.core.settings.program_table import ProgramConfig
 from qb.core.settings.settings_sources import load
 
+ACKS = {"0": "none", "1": "leader", "all": "all"}  # the words of a producer for required_acks
 START: dict[int, str | int] = {-2: "earliest", -1: "latest"}
 
 
@@ -29,18 +31,47 @@ def connection_options(**given: Any) -> dict[str, Any]:
 def consumer_options(path: str) -> dict[str, Any]:
     """Return the arguments of a consumer that a program's file says. Raises SettingsError."""
     config = program_config(path)
-    about, options = config.consumer, connection_options()
+    about, options = config.consumer, _connection_of(config)
     if about.topic is None or about.group_id is None:
         missing = "consumer.topic" if about.topic is None else "consumer.group_id"
         raise SettingsError(f"{missing}: is missing in file {path}")
     if about.partition is not None:
         raise SettingsError(f"consumer.partition: a group shares out all partitions; leave it away in file {path}")
-    if config.broker.address is not None:
-        options |= {"host": config.broker.address, "port": None}
-    if config.broker.timeout_secs is not None:
-        options["request_timeout"] = config.broker.timeout_secs
-    if config.broker.compression is not None:
-        options["compression"] = config.broker.compression
     names = ("group_id", "auto_commit", "auto_commit_interval_ms", "max_bytes", "max_wait_ms", "min_bytes")
     taken = {name: getattr(about, name) for name in names}
     return options | taken | {"topics": about.topic, "start": START.get(about.offset, about.offset)}
+
+
+def producer_options(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments of a client and those of its producer that a program's file says. Raises SettingsError."""
+    config = program_config(path)
+    if config.producer.topic is None:
+        raise SettingsError(f"producer.topic: is missing in file {path}")
+    options = _connection_of(config)
+    if config.producer.timeout_ms is not None:
+        options["request_timeout"] = config.producer.timeout_ms / 1000
+    return options, {"topic": config.producer.topic, **sending_options(config)}
+
+
+def sending_options(config: ProgramConfig) -> dict[str, Any]:
+    """Return the arguments of a producer, but for its topic."""
+    about = config.producer
+    return {
+        "partition": about.partition,
+        "acks": ACKS[about.required_acks],
+        "batch_size": about.batch_size,
+        "linger_ms": about.flush_interval_ms,
+        "retries": config.broker.max_retries,
+    }
+
+
+def _connection_of(config: ProgramConfig) -> dict[str, Any]:
+    """Return the arguments of a client: those of the section `broker`, over those of the environment."""
+    about, options = config.broker, connection_options()
+    if about.address is not None:
+        options |= {"host": about.address, "port": None}
+    if about.timeout_secs is not None:
+        options["request_timeout"] = about.timeout_secs
+    if about.compression is not None:
+        options["compression"] = about.compression
+    return options

@@ -166,7 +166,7 @@ __all__ = [
 _ASYNC = {
     "AsyncBrokerClient": "qb.clients.aio.client",
     "AsyncConsumer": "qb.clients.aio.consumer",
-    "AsyncProducer": "qb.clients.aio.sending.producer",
+    "AsyncProducer": "qb.clients.aio.client",
     "AsyncSendHandle": "qb.clients.aio.sending.send_handles",
     "AsyncStage": "qb.clients.aio.methods.stages",
     "AsyncSubscriber": "qb.clients.aio.subscribing.subscriber",

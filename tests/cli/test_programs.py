@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from qb import AsyncConsumer, BrokerClient, Consumer
+from qb import AsyncConsumer, AsyncProducer, BrokerClient, Consumer, Producer
 from qb.core.settings import PROGRAM_TABLE, SettingsError, program_config
 from qb.testing.running_broker import RunningBroker
-from tests.support.brokers import ROOT
+from tests.support.brokers import ROOT, BrokerProcess
 from tests.support.commands import Run, start_process
 from tests.support.counting_proxy import CountingProxy
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(60)
 CONFIG = ROOT / "config"
@@ -166,6 +167,43 @@ def test_a_producer_says_what_is_stored_when_it_fails(qb_broker: RunningBroker, 
     assert err.endswith("known to be stored: 0 messages\n")
 
 
+@pytest.mark.process
+def test_required_acks_0_does_not_wait_and_says_so(
+    orders: BrokerClient, qb_broker: RunningBroker, tmp_path: Path, offline: Run
+) -> None:
+    (tmp_path / "lines").write_text("one\ntwo\n")
+    argv = ("--broker", qb_broker.address, "--topic", "orders", "--partition", "0", "--required-acks", "0")
+    done = offline("produce", *argv, "--file", str(tmp_path / "lines"))
+    assert done == (0, "sent, without waiting for acks, 2 messages in topic 'orders'\n", "")
+    wait_until(lambda: bodies(orders) == [b"one", b"two"])
+
+
+@pytest.mark.process
+def test_lines_that_come_within_the_flush_interval_are_sent_at_once(
+    orders: BrokerClient, qb_broker: RunningBroker, tmp_path: Path, offline: Run
+) -> None:
+    (tmp_path / "lines").write_text("x\n" * 8)
+    argv = ("--broker", qb_broker.address, "--topic", "orders", "--batch-size", "4", "--flush-interval-ms", "600000")
+    assert offline("produce", *argv, "--file", str(tmp_path / "lines")).code == 0
+    assert [len(orders.fetch("orders", number, 0)) for number in (0, 1)] == [4, 4], "a batch for each partition"
+
+
+@pytest.mark.process
+def test_a_broker_that_is_killed_in_the_middle_costs_and_doubles_no_line(broker: BrokerProcess, tmp_path: Path) -> None:
+    lines = [b"%d" % number for number in range(20_000)]
+    argv = ("produce", "--broker", f"127.0.0.1:{broker.port}", "--topic", "t", "--batch-size", "100")
+    with BrokerClient(port=broker.port) as client, start_process(*argv, **PIPES) as process:
+        client.create_topic("t")
+        assert process.stdin is not None
+        process.stdin.write(b"\n".join(lines[:10_000]) + b"\n")
+        process.stdin.flush()
+        wait_until(lambda: client.describe_topic("t").messages > 1000)
+        broker.restart()
+        out, err = process.communicate(b"\n".join(lines[10_000:]) + b"\n", timeout=30)
+        assert (process.returncode, out) == (0, b"stored 20,000 messages in topic 't'\n"), err
+        assert [each.body for each in client.fetch("t", max_messages=30_000, max_bytes=1 << 24)] == lines
+
+
 # --- consume ---
 
 
@@ -232,6 +270,55 @@ def test_one_program_is_a_broker_a_producer_and_a_consumer_by_the_full_example(t
             broker.terminate()
         assert broker.wait(timeout=30) == 0
         assert (tmp_path / "storage/data").is_dir()
+
+
+@pytest.mark.process
+def test_the_examples_of_a_broker_a_producer_and_a_consumer_work_with_each_other(tmp_path: Path) -> None:
+    ports = [word for door in ("", "json-", "http-") for word in (f"--{door}port", "0")]
+    server = [sys.executable, str(ROOT / "server.py"), "--config", str(CONFIG / "broker.yaml"), *ports]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("QB_")}
+    with subprocess.Popen(server, env=kept, cwd=tmp_path, **PIPES) as broker:
+        try:
+            assert broker.stdout is not None
+            found = re.search(rb"listens on (\S+:\d+)", broker.stdout.readline())
+            assert found
+            address = ["--broker", found[1].decode()]
+            with BrokerClient(found[1].decode()) as client:
+                client.create_topic("orders")
+            argv = ["produce", "--config", str(CONFIG / "producer.yaml"), *address]
+            with start_process(*argv, **PIPES) as producer:
+                out, err = producer.communicate(b"one\ntwo\n", timeout=30)
+            assert (producer.returncode, out) == (0, b"stored 2 messages in topic 'orders'\n"), err
+            argv = ["consume", "--config", str(CONFIG / "consumer.yaml"), *address, "--count", "2"]
+            with start_process(*argv, **PIPES) as consumer:
+                out, err = consumer.communicate(timeout=30)
+            assert (consumer.returncode, out) == (0, b"[orders:0:0] one\n[orders:0:1] two\n"), err
+        finally:
+            broker.terminate()
+        assert broker.wait(timeout=30) == 0
+
+
+@pytest.mark.process
+async def test_a_producer_of_the_library_takes_the_same_file(
+    orders: BrokerClient, qb_broker: RunningBroker, tmp_path: Path
+) -> None:
+    config = written(tmp_path, qb_broker, "producer: {topic: orders, partition: 1, required_acks: 0, batch_size: 2}\n")
+    with Producer.from_config(config) as producer:
+        assert producer.send(b"tea").result(30).durability == "none"
+    async with AsyncProducer.from_config(config) as asynchronous:
+        assert (await asynchronous.send(b"milk")).partition == 1
+    wait_until(lambda: [each.body for each in orders.fetch("orders", 1, 0)] == [b"tea", b"milk"])
+    config = written(tmp_path, qb_broker, "producer: {topic: orders, flush_interval_ms: 3600000}\n")
+    with Producer.from_config(config) as producer:
+        handle = producer.send(b"waits")
+        assert not handle.done()
+    assert handle.result().durability == "fsynced"
+
+
+def test_a_file_that_names_no_topic_is_refused_by_the_library(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("producer: {batch_size: 1}\n")
+    with pytest.raises(ValueError, match=r"producer\.topic: is missing in file"):
+        Producer.from_config(str(tmp_path / "p.yaml"))
 
 
 @pytest.mark.process

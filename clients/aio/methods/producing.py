@@ -32,6 +32,7 @@ class AsyncProducerMethods(AsyncPublishMethods):
         retry_backoff_ms: float = RETRY_BACKOFF_MS,
         max_buffered_bytes: int = MAX_BUFFERED_BYTES,
         when_full: str = "block",
+        partition: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> AsyncProducer:
         """Make a producer: send() returns at once, and messages travel in batches.
@@ -54,6 +55,7 @@ class AsyncProducerMethods(AsyncPublishMethods):
             max_buffered_bytes: Bytes of messages that are not stored yet, at most.
             when_full: What send() does when so much is buffered: "block" until there is room, or "raise" BufferFull.
                 Under an event loop send() cannot block: it raises, and room() waits.
+            partition: The partition of the messages whose send() names none.
             on_delivery: Called with a Delivery for each message when its batch is settled, beside the sending.
                 It may be async.
 
@@ -78,5 +80,6 @@ class AsyncProducerMethods(AsyncPublishMethods):
             retry_backoff_ms,
             max_buffered_bytes,
             when_full,
+            partition,
         )
         return AsyncProducer(self, topic, options, on_delivery)

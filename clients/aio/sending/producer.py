@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from math import inf
 from types import TracebackType
+from typing import Any
 
 from qb.clients.aio.methods.publishing import AsyncPublishMethods
 from qb.clients.aio.sending.send_handles import AsyncSendHandle, OnDelivery, wait_for_room
@@ -15,6 +17,8 @@ from qb.clients.producing.producer_options import ProducerOptions
 from qb.clients.producing.send_batch import SendBatch
 from qb.clients.protocol.client_errors import ConnectionLost, QBError, RequestTimedOut
 from qb.clients.protocol.forking import call_in_child, used_after_fork
+
+LAST_ANSWERS = 1.0  # seconds that close() waits for answers that no handle waits for
 
 
 class AsyncProducer(MessageBuffer[AsyncSendHandle]):
@@ -31,7 +35,6 @@ class AsyncProducer(MessageBuffer[AsyncSendHandle]):
         topic: The topic.
         options: How it batches, retries and waits.
         on_delivery: Called with what became of each message.
-        owned: Entered with the block over the producer, and left with it: the client, if it has no block of its own.
 
     Example:
         >>> async with client.producer("orders", linger_ms=5) as producer:
@@ -40,6 +43,7 @@ class AsyncProducer(MessageBuffer[AsyncSendHandle]):
     """
 
     _handle = AsyncSendHandle
+    _make_client: Callable[..., Any]  # AsyncBrokerClient, which knows this class
 
     def __init__(
         self,
@@ -47,9 +51,9 @@ class AsyncProducer(MessageBuffer[AsyncSendHandle]):
         topic: str,
         options: ProducerOptions,
         on_delivery: OnDelivery | None = None,
-        owned: AbstractAsyncContextManager[object] | None = None,
     ) -> None:
-        self._client, self._on_delivery, self._owned = client, on_delivery, owned
+        self._client, self._on_delivery = client, on_delivery
+        self._owned: AbstractAsyncContextManager[object] | None = None  # the client, if it has no block of its own
         super().__init__(topic, options)
         self._begin()
         call_in_child(self, AsyncProducer._begin_in_child)
@@ -66,6 +70,32 @@ class AsyncProducer(MessageBuffer[AsyncSendHandle]):
         inherited.inherit(used_after_fork())
 
     _task: AsyncSendTask | None
+
+    @classmethod
+    def from_config(cls, path: str, on_delivery: OnDelivery | None = None) -> AsyncProducer:
+        """Make a producer, with a client of its own, from the sections `broker` and `producer` of a YAML file.
+
+        Args:
+            path: The file.
+            on_delivery: Called with what became of each message.
+
+        Returns:
+            The producer; its `async with` block connects and disconnects the client.
+
+        Raises:
+            ValueError: A key is unknown, missing, or makes no sense; the text names file, line, key and reason.
+
+        Example:
+            >>> async with AsyncProducer.from_config("producer.yaml") as producer:
+            ...     producer.send(b"tea")
+        """
+        from qb.core.settings import producer_options
+
+        options, sending = producer_options(path)
+        client = cls._make_client(**options)
+        producer: AsyncProducer = client.producer(**sending, on_delivery=on_delivery)
+        producer._owned = client
+        return producer
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of topic {self._topic}, {self.buffered_bytes} bytes buffered>"
@@ -182,6 +212,8 @@ class AsyncProducer(MessageBuffer[AsyncSendHandle]):
             if not await self._flushed(seconds):
                 task.give_up(given_up)
                 await self._flushed(inf)  # until it is reported
+            with self._changed:  # with acks=none: a connection that ends with answers on it may cost the messages too
+                await self._changed.wait_for(lambda: not task.awaits_answers, min(seconds, LAST_ANSWERS))
         finally:
             task.stop(given_up)
             self._client._producers.discard(self)

@@ -47,6 +47,11 @@ class AsyncSendTask:
         for batch in unreported:
             _log_failure(batch)
 
+    @property
+    def awaits_answers(self) -> bool:
+        """Is anything on its way?"""
+        return bool(self._queue.in_flight)
+
     def give_up(self, error: QBError) -> None:
         """Have all that is not settled fail: with this error, or as uncertain what is on its way."""
         with self._changed:

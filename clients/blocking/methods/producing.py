@@ -33,6 +33,7 @@ class ProducerMethods(PublishMethods):
         retry_backoff_ms: float = RETRY_BACKOFF_MS,
         max_buffered_bytes: int = MAX_BUFFERED_BYTES,
         when_full: str = "block",
+        partition: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> Producer:
         """Make a producer: send() returns at once, and messages travel in batches.
@@ -54,6 +55,7 @@ class ProducerMethods(PublishMethods):
             retry_backoff_ms: How long to wait before each retry, in milliseconds.
             max_buffered_bytes: Bytes of messages that are not stored yet, at most.
             when_full: What send() does when so much is buffered: "block" until there is room, or "raise" BufferFull.
+            partition: The partition of the messages whose send() names none.
             on_delivery: Called with a Delivery for each message when its batch is settled, beside the sending.
 
         Returns:
@@ -77,5 +79,6 @@ class ProducerMethods(PublishMethods):
             retry_backoff_ms,
             max_buffered_bytes,
             when_full,
+            partition,
         )
         return Producer(self, topic, options, on_delivery)
