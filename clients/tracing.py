@@ -8,8 +8,9 @@ look into a dict. Names are those of the semantic conventions for messaging. The
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qb.clients.protocol.message import Message
@@ -18,7 +19,7 @@ from qb.core.wire.addresses import BrokerAddress
 from qb.core.wire.version import __version__
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span, SpanContext
+    from opentelemetry.trace import Link, Span
 
 SYSTEM = "qb"
 MOST_LINKS = 128  # that the SDK keeps of a span by default
@@ -49,16 +50,28 @@ class Tracing:
         self._propagator.inject(context)
         return {**context, **properties}
 
+    def created(self, topic: str, properties: Mapping[str, str]) -> dict[str, str]:
+        """Return properties with the context of a span for the making of a message that is sent later with others."""
+        attributes = _about("create", "create", topic)
+        with self._tracer.start_as_current_span(
+            f"create {topic}", kind=self._api.SpanKind.PRODUCER, attributes=attributes
+        ):
+            return self.carried(properties)
+
+    def batch(self, sender: Sender, properties: Iterable[Mapping[str, str]], count: int) -> Span:
+        """Return a span for a batch of such messages, which links to them; end_batch() ends it."""
+        attributes = _of_sender(sender) | {"messaging.batch.message_count": count}
+        return self._tracer.start_span(
+            f"publish {sender.topic}",
+            kind=self._api.SpanKind.CLIENT,
+            attributes=attributes,
+            links=self._links(islice(properties, MOST_LINKS)),
+        )
+
     @contextmanager
     def sending(self, sender: Sender) -> Iterator[Span]:
         """A span round the publish of one message, or of many."""
-        attributes = _about("publish", "send", sender.topic) | {
-            "server.address": sender.server.host,
-            "server.port": sender.server.port,
-        }
-        if sender.client_id is not None:
-            attributes["messaging.client.id"] = sender.client_id
-        with self._span(f"publish {sender.topic}", self._api.SpanKind.PRODUCER, attributes) as span:
+        with self._span(f"publish {sender.topic}", self._api.SpanKind.PRODUCER, _of_sender(sender)) as span:
             yield span
 
     @contextmanager
@@ -74,14 +87,16 @@ class Tracing:
             attributes["messaging.batch.message_count"] = len(messages)
         else:
             attributes |= {"messaging.message.body.size": len(first.body), "messaging.message.id": message_id(first)}
-        contexts = [self._context_of(message) for message in messages[:MOST_LINKS]]
-        links = [self._api.Link(context) for context in contexts if context.is_valid]
+        links = self._links(message.properties for message in messages[:MOST_LINKS])
         parent = None if batch or not links else self._propagator.extract(first.properties)
         with self._span(f"process {first.topic}", self._api.SpanKind.CONSUMER, attributes, links, parent) as span:
             yield span
 
-    def _context_of(self, message: Message) -> SpanContext:
-        return self._api.get_current_span(self._propagator.extract(message.properties)).get_span_context()
+    def _links(self, properties: Iterable[Mapping[str, str]]) -> list[Link]:
+        """Return a link to each span that a message carries."""
+        spans = [self._api.get_current_span(self._propagator.extract(each)) for each in properties]
+        contexts = [span.get_span_context() for span in spans]
+        return [self._api.Link(context) for context in contexts if context.is_valid]
 
     @contextmanager
     def _span(
@@ -95,6 +110,12 @@ class Tracing:
             except Exception as error:
                 span.set_attribute("error.type", type(error).__qualname__)
                 raise
+
+
+def _of_sender(sender: Sender) -> dict[str, Any]:
+    about = _about("publish", "send", sender.topic)
+    about |= {"server.address": sender.server.host, "server.port": sender.server.port}
+    return about if sender.client_id is None else about | {"messaging.client.id": sender.client_id}
 
 
 def _about(operation: str, type: str, topic: str) -> dict[str, Any]:
@@ -116,6 +137,16 @@ def note_stored(span: Span, size: int, receipt: Receipt) -> None:
     span.set_attribute("messaging.message.body.size", size)
     span.set_attribute("messaging.destination.partition.id", str(receipt.partition))
     span.set_attribute("messaging.message.id", message_id(receipt))
+
+
+def end_batch(span: Span, error: Exception | None) -> None:
+    """End the span of a batch: it is answered."""
+    if error is not None:
+        from opentelemetry.trace import StatusCode
+
+        span.set_status(StatusCode.ERROR, str(error))
+        span.set_attribute("error.type", type(error).__qualname__)
+    span.end()
 
 
 _tracing: Tracing | None = None

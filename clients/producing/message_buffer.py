@@ -12,6 +12,7 @@ from qb.clients.producing.producer_options import ProducerOptions
 from qb.clients.producing.send_batch import SendBatch
 from qb.clients.protocol.fetch_requests import milliseconds
 from qb.clients.protocol.publish_frames import Body, as_bytes, check_size
+from qb.clients.tracing import tracing
 
 UNKNOWN_LIMIT = 2**32 - 1  # for a body, until the broker says
 
@@ -27,6 +28,7 @@ class MessageBuffer(Generic[Handle]):
         self._topic, self._options, self._notes = topic, options, MessageNotes(topic, options.partition)
         self._batch_size, self._overhead = options.batch_size, self._notes.plain.form.overhead
         self._longest = UNKNOWN_LIMIT
+        self._spans = tracing()  # looked for again with each batch
 
     def _start_buffer(self, lock: Any) -> None:
         self._lock, self._buffered = lock, BufferedMessages(self._topic, self._options, lock)
@@ -72,6 +74,8 @@ class MessageBuffer(Generic[Handle]):
         size = len(value)
         if size > self._longest:
             check_size(value, self._longest)
+        if self._spans is not None:
+            properties = self._spans.created(self._topic, properties or {})
         note = None
         if key is not None or properties or partition is not None or timestamp:
             note = self._notes.of(partition, key, properties, milliseconds(timestamp))

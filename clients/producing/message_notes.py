@@ -11,7 +11,7 @@ from qb.clients.protocol.publish_frames import PublishForm
 class MessageNote:
     """Partition, key, properties and time of a message. Raises as PublishForm for what the format cannot carry."""
 
-    __slots__ = ("_count", "_properties", "_routed", "_target", "_timestamp_ms", "form", "key", "partition", "topic")
+    __slots__ = ("_count", "_routed", "_target", "_timestamp_ms", "form", "key", "partition", "properties", "topic")
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class MessageNote:
         timestamp_ms: int = 0,
     ) -> None:
         self.topic, self.partition, self.key = topic, partition, key
-        self._properties, self._timestamp_ms = dict(properties) if properties else None, timestamp_ms
+        self.properties, self._timestamp_ms = dict(properties) if properties else None, timestamp_ms
         self.form = PublishForm(topic, partition, key, properties, timestamp_ms)  # for a broker that does the routing
         self._count = 0
         self._target, self._routed = -1, self.form
@@ -33,7 +33,7 @@ class MessageNote:
             return self.partition, self.form
         target = turn if self.key is None else partition_of(self.key, count) if count != self._count else self._target
         if target != self._target:
-            self._routed = PublishForm(self.topic, target, self.key, self._properties, self._timestamp_ms)
+            self._routed = PublishForm(self.topic, target, self.key, self.properties, self._timestamp_ms)
         self._count, self._target = count, target
         return target, self._routed
 

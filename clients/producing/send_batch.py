@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from qb.clients.producing.message_notes import MessageNote
@@ -170,6 +170,7 @@ class SendPiece:
         "not_before",
         "on_answered",
         "partition",
+        "span",
         "unacked",
     )
 
@@ -186,6 +187,7 @@ class SendPiece:
         self.deadline = self.not_before = 0.0
         self.attempts = 0  # that were refused
         self.on_answered: Callable[[SendPiece], None] | None = None
+        self.span: Any = None  # from sending it to its answers, if the program traces
 
     def release(self) -> None:
         """All of it is answered, or given up; called by the link."""
@@ -196,6 +198,15 @@ class SendPiece:
     def form(self) -> PublishForm:
         """The form of its messages, or of each of them."""
         return self.forms if isinstance(self.forms, PublishForm) else MixedPublishForm(self.forms)
+
+    @property
+    def properties(self) -> Iterator[Mapping[str, str]]:
+        """The properties of those of its messages that have some."""
+        notes = self.batch.all_notes() or ()
+        for index in self.indexes if notes else ():
+            note = notes[index]
+            if note is not None and note.properties:
+                yield note.properties
 
     def part(self, start: int, stop: int) -> SendPiece:
         """Return a part of it, to be sent again."""

@@ -73,6 +73,17 @@ def test_a_small_message_alone_is_not_compressed_and_a_large_one_is(topic, proxy
         assert proxy.sent - before < 1_000
 
 
+def test_a_producer_sends_a_fraction_of_the_bytes(client, topic, proxy):
+    with (
+        BrokerClient(port=proxy.port) as sender,
+        sender.producer(topic, compression="zstd", linger_ms=1000) as producer,
+    ):
+        for row in ROWS:
+            producer.send(row, partition=1)
+    assert proxy.sent * 4 < PLAIN
+    assert [message.body for message in client.fetch(topic, 1, 0, max_messages=COUNT)] == ROWS
+
+
 def test_fetches_and_consumers_receive_a_fraction_of_the_bytes(client, topic, proxy):
     client.publish_many(topic, ROWS, partition=0)
     with BrokerClient(port=proxy.port, compression="zstd") as reader:

@@ -18,7 +18,7 @@ from opentelemetry.semconv._incubating.attributes import messaging_attributes as
 from opentelemetry.semconv.attributes import error_attributes, server_attributes
 from opentelemetry.trace import SpanKind, StatusCode
 
-from qb import AsyncBrokerClient, Message, UnknownTopic
+from qb import AsyncBrokerClient, Message, PublishFailed, UnknownTopic
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(60)
@@ -135,6 +135,27 @@ async def test_the_async_client_and_the_async_consumer_trace_too(shared, topic, 
     sent, processed = spans.one(f"publish {topic}"), spans.named(f"process {topic}", 2)
     assert (sent.attributes or {})["messaging.client.id"] == "me"
     assert [span.parent.span_id for span in processed if span.parent] == [context(sent).span_id] * 2
+
+
+def test_each_message_of_a_producer_has_a_span_and_its_batch_links_to_them(client, topic, spans):
+    with trace.get_tracer("app").start_as_current_span("request") as request, client.producer(topic) as producer:
+        producer.send(b"tea")
+        producer.send(b"milk", key="k")
+    made = [context(span).span_id for span in spans.named(f"create {topic}", 2)]
+    batches = spans.named(f"publish {topic}")
+    assert [link.context.span_id for span in batches for link in span.links] == made
+    assert sum((span.attributes or {})["messaging.batch.message_count"] for span in batches) == 2  # type: ignore
+    carried = [message.properties["traceparent"].split("-")[1:3] for message in client.fetch(topic, 0, 0)]
+    assert carried == [[f"{request.get_span_context().trace_id:032x}", f"{each:016x}"] for each in made]
+
+
+def test_a_batch_that_is_refused_is_an_error_in_its_span(client, spans):
+    producer = client.producer("no-such-topic")
+    producer.send(b"tea")
+    with pytest.raises(PublishFailed):
+        producer.close()
+    (failed,) = spans.named("publish no-such-topic")
+    assert (failed.status.status_code, (failed.attributes or {})["error.type"]) == (StatusCode.ERROR, "UnknownTopic")
 
 
 def test_a_message_of_a_transaction_carries_the_span_around_it(client, topic, spans):

@@ -17,6 +17,7 @@ from qb.clients.producing.producer_options import ProducerOptions
 from qb.clients.producing.send_batch import SendBatch
 from qb.clients.protocol.client_errors import ConnectionLost, QBError, RequestTimedOut
 from qb.clients.protocol.forking import call_in_child, used_after_fork
+from qb.clients.tracing import tracing
 
 LAST_ANSWERS = 1.0  # seconds that close() waits for answers that no handle waits for
 
@@ -183,7 +184,7 @@ class AsyncProducer(MessageBuffer[AsyncSendHandle]):
                 self._client, self._buffered, self._changed, self._notes.plain, self._options, self._on_delivery
             )
             self._client._producers.add(self)
-        self._longest = self._client._conversation.max_message_size
+        self._longest, self._spans = self._client._conversation.max_message_size, tracing()
         self._changed.notify_all()
         return self._buffered.filling or self._buffered.begin_batch(now())  # another may have begun one meanwhile
 

@@ -12,6 +12,7 @@ from qb.clients.producing.producer_options import ProducerOptions
 from qb.clients.producing.send_batch import Delivery, SendBatch, SendPiece
 from qb.clients.protocol.client_errors import BrokerUnavailable, ConnectionLost, QBError, RequestTimedOut
 from qb.clients.protocol.reconnecting import log
+from qb.clients.tracing import end_batch, tracing
 from qb.core.wire.frames import Frames
 
 
@@ -142,6 +143,8 @@ class AsyncSendTask:
         if not closed:
             piece.on_answered = self._answered
             piece.unacked = conversation.publish(piece.form, piece.bodies, piece, options.compression)
+            if (spans := tracing()) is not None:
+                piece.span = spans.batch(self._client._sender(piece.batch.topic), piece.properties, len(piece.bodies))
             with self._changed:
                 closed = self._queue.in_hand is not piece
                 if not closed:
@@ -163,6 +166,9 @@ class AsyncSendTask:
 
     def _answered(self, piece: SendPiece) -> None:
         """Take in the answers to a piece. May be called by the link, with its lock held."""
+        if piece.span is not None:
+            failure = piece.unacked.failure() if piece.unacked is not None else None
+            end_batch(piece.span, failure.error if failure is not None else None)
         with self._changed:
             error = self._queue.answer(piece)
             if error is not None:
