@@ -197,7 +197,9 @@ class SendPiece:
     @property
     def form(self) -> PublishForm:
         """The form of its messages, or of each of them."""
-        return self.forms if isinstance(self.forms, PublishForm) else MixedPublishForm(self.forms)
+        if isinstance(self.forms, PublishForm):
+            return self.forms
+        return MixedPublishForm([form.parts for form in self.forms])
 
     @property
     def properties(self) -> Iterator[Mapping[str, str]]:

@@ -12,7 +12,7 @@ from typing import NamedTuple, overload
 from zlib import crc32
 
 from qb.clients.protocol.client_errors import PublishFailed, UnknownPartition, UnknownTopic, refusal
-from qb.clients.protocol.publish_frames import PORTION, Body, MixedPublishForm, PublishForm
+from qb.clients.protocol.publish_frames import PORTION, Body, FormParts, MixedPublishForm, PublishForm
 from qb.clients.protocol.publish_tally import PublishTally
 from qb.clients.protocol.receipts import Offsets
 from qb.core.wire.errors import Code
@@ -92,8 +92,9 @@ class PartitionSpread:
         self.topic, self._partitions, self._routes = topic, partitions, routes
         self._properties, self._timestamp_ms = properties, timestamp_ms
         self._forms = [self._form(partition, None) for partition in range(partitions)]
-        self._of_keys: dict[str, tuple[int, PublishForm]] = {}
+        self._of_keys: dict[str, tuple[int, FormParts]] = {}
         self._keys: list[str | None] | None = None  # of the bodies that are being gathered
+        self._all_keys: list[str | None] | None = None  # of all bodies, if they are known
         self._turn = routes.turn(topic) % partitions
         self.next_index = 0  # of the first body that is not sent yet
         self.overhead = self._forms[0].overhead
@@ -110,6 +111,9 @@ class PartitionSpread:
     ) -> Iterable[Body] | AsyncIterable[Body]:
         """Return the bodies; the key of each is kept when it is taken. Too few keys are a ValueError then."""
         self._keys = []
+        if isinstance(bodies, list) and isinstance(keys, list) and len(keys) >= len(bodies):
+            self._all_keys = keys
+            return bodies
         if isinstance(bodies, AsyncIterable):
             return _Watched(bodies, partial(self._keep, iter(keys)))
         return self._each_with_key(bodies, iter(keys))
@@ -144,13 +148,17 @@ class PartitionSpread:
             yield SpreadPiece(partition, indexes, self._forms[partition], block[first::count])
 
     def _by_key(self, block: Sequence[bytes], start: int) -> list[SpreadPiece]:
-        keys, self._keys = self._keys or [], []
-        found: dict[int, tuple[list[int], list[PublishForm], list[bytes]]] = {}
-        for index, (key, body) in enumerate(zip(keys, block, strict=False), start):
-            partition, form = self._of_keys.get(key) or self._learn(key) if key is not None else self._next_in_turn()
-            if partition not in found:
-                found[partition] = [], [], []
-            indexes, forms, bodies = found[partition]
+        found: dict[int, tuple[list[int], list[FormParts], list[bytes]]] = {}
+        known = self._of_keys
+        for index, (key, body) in enumerate(zip(self._take_keys(start, len(block)), block, strict=False), start):
+            try:
+                partition, form = known[key]  # type: ignore[index]  # None is not there
+            except KeyError:
+                partition, form = self._learn(key) if key is not None else self._next_in_turn()
+            try:
+                indexes, forms, bodies = found[partition]
+            except KeyError:
+                indexes, forms, bodies = found[partition] = [], [], []
             indexes.append(index)
             forms.append(form)
             bodies.append(body)
@@ -161,24 +169,30 @@ class PartitionSpread:
         ]
         return sorted(pieces, key=lambda piece: piece.indexes[0])
 
-    def _learn(self, key: str) -> tuple[int, PublishForm]:
+    def _take_keys(self, start: int, count: int) -> list[str | None]:
+        if self._all_keys is not None:
+            return self._all_keys[start : start + count]
+        keys, self._keys = self._keys or [], []
+        return keys
+
+    def _learn(self, key: str) -> tuple[int, FormParts]:
         if len(self._of_keys) >= KEYS_REMEMBERED:
             self._of_keys.clear()
         partition = partition_of(key, self._partitions)
-        self._of_keys[key] = route = partition, self._form(partition, key)
+        self._of_keys[key] = route = partition, self._form(partition, key).parts
         return route
 
-    def _next_in_turn(self) -> tuple[int, PublishForm]:
+    def _next_in_turn(self) -> tuple[int, FormParts]:
         partition, self._turn = self._turn, (self._turn + 1) % self._partitions
-        return partition, self._forms[partition]
+        return partition, self._forms[partition].parts
 
     def _form(self, partition: int, key: str | None) -> PublishForm:
         return PublishForm(self.topic, partition, key, self._properties, self._timestamp_ms)
 
 
-def _cuts(forms: Sequence[PublishForm], bodies: Sequence[bytes]) -> Iterator[slice]:
+def _cuts(forms: Sequence[FormParts], bodies: Sequence[bytes]) -> Iterator[slice]:
     """Yield how to cut what goes to one partition into pieces of about RUN bytes: all may have the same key."""
-    size = sum([form.overhead for form in forms]) + sum(map(len, bodies))
+    size = sum([overhead for _, overhead, _ in forms]) + sum(map(len, bodies))
     count = len(bodies) * RUN // max(size, RUN) + 1
     for first in range(0, len(bodies), count):
         yield slice(first, first + count)

@@ -15,7 +15,11 @@ from qb.core.wire.message_rules import LATEST_MS, bad_timestamp, reserved_proper
 from qb.core.wire.uniform_frames import LEAST, build
 
 Body = bytes | bytearray | memoryview
+# What packs a head, how much longer than its body a frame is, and what stands between its number and its body_length.
+FormParts = tuple[Callable[..., bytes], int, bytes]
 
+LIKELY = 256  # bytes of a body, for the first guess of how many make a portion
+_MIDDLE = struct.Struct(">QI")  # timestamp and properties_length
 PORTION = 256 * 1024  # bytes of frames that publish_many sends at once: few system calls, little to copy
 
 
@@ -25,7 +29,7 @@ class PublishForm:
     Raises BadRequest, MessageTooLarge, TypeError for what the format cannot carry.
     """
 
-    __slots__ = ("_pack", "_properties", "_timestamp_ms", "overhead", "topic")
+    __slots__ = ("_middle", "_pack", "overhead", "topic")
 
     def __init__(
         self,
@@ -36,29 +40,27 @@ class PublishForm:
         timestamp_ms: int = 0,
     ) -> None:
         self.topic = topic
-        self._properties = _encoded(topic, partition, key, properties)
-        self._timestamp_ms = _checked_timestamp(timestamp_ms)
-        self._pack = _packer(len(self._properties))
-        self.overhead = OVERHEAD + len(self._properties)
+        encoded = _encoded(topic, partition, key, properties)
+        self._middle = _MIDDLE.pack(_checked_timestamp(timestamp_ms), len(encoded)) + encoded
+        self._pack = _packer(len(self._middle))
+        self.overhead = OVERHEAD + len(encoded)
+
+    @property
+    def parts(self) -> FormParts:
+        """What the head of a frame is made of: heads of many forms are built without a call for each."""
+        return self._pack, self.overhead, self._middle
 
     def frames(self, first_number: int, bodies: Sequence[bytes], type: int = MessageType.PUBLISH) -> Frames:
         """Return one frame for each body, numbered from `first_number` on."""
-        pack, type, overhead, timestamp = self._pack, int(type), self.overhead, self._timestamp_ms
-        properties, length = self._properties, len(self._properties)
+        pack, overhead, middle, type = self._pack, self.overhead, self._middle, int(type)
         if len(bodies) == 1:
             size = len(bodies[0])
-            return pack(overhead + size, type, first_number, timestamp, length, properties, size) + bodies[0]
-        if len(bodies) >= LEAST:
-            size = len(bodies[0])
-            if list(map(len, bodies)).count(size) == len(bodies):
-                return build(pack(overhead + size, type, first_number, timestamp, length, properties, size), bodies)
-        parts: list[bytes] = []
-        add = parts.append
-        for number, body in enumerate(bodies, first_number):
-            size = len(body)
-            add(pack(overhead + size, type, number, timestamp, length, properties, size))
-            add(body)
-        return b"".join(parts)
+            return pack(overhead + size, type, first_number, middle, size) + bodies[0]
+        sizes = list(map(len, bodies))
+        if len(bodies) >= LEAST and sizes.count(sizes[0]) == len(bodies):
+            return build(pack(overhead + sizes[0], type, first_number, middle, sizes[0]), bodies)
+        heads = [pack(overhead + size, type, number, middle, size) for number, size in enumerate(sizes, first_number)]
+        return _joined(heads, bodies)
 
 
 @lru_cache(maxsize=1024, typed=True)
@@ -83,25 +85,33 @@ class MixedPublishForm(PublishForm):
 
     __slots__ = ("_forms",)
 
-    def __init__(self, forms: Sequence[PublishForm]) -> None:
+    def __init__(self, forms: Sequence[FormParts]) -> None:
         self._forms = forms
 
     def frames(self, first_number: int, bodies: Sequence[bytes], type: int = MessageType.PUBLISH) -> Frames:
         """Return one frame for each body, numbered from `first_number` on."""
-        type, parts = int(type), list[bytes]()
-        add = parts.append
-        for number, (form, body) in enumerate(zip(self._forms, bodies, strict=True), first_number):
-            size, properties = len(body), form._properties
-            head = (form.overhead + size, type, number, form._timestamp_ms, len(properties), properties, size)
-            add(form._pack(*head))
-            add(body)
-        return b"".join(parts)
+        type = int(type)
+        heads = [
+            pack(overhead + size, type, number, middle, size)
+            for (pack, overhead, middle), size, number in zip(
+                self._forms, map(len, bodies), range(first_number, first_number + len(bodies)), strict=True
+            )
+        ]
+        return _joined(heads, bodies)
+
+
+def _joined(heads: Sequence[bytes], bodies: Sequence[bytes]) -> bytes:
+    """Return each head with its body behind it."""
+    parts = [b""] * (2 * len(heads))
+    parts[::2] = heads
+    parts[1::2] = bodies
+    return b"".join(parts)
 
 
 @lru_cache(maxsize=1024)
 def _packer(length: int) -> Callable[..., bytes]:
-    """Return what packs a frame's head, properties of `length` bytes and body length in one call."""
-    return struct.Struct(f">IIQQI{length}sI").pack
+    """Return what packs total_length, type, number, `length` bytes of what follows, and body_length in one call."""
+    return struct.Struct(f">IIQ{length}sI").pack
 
 
 def _encoded(topic: str, partition: int | None, key: str | None, properties: Mapping[str, str] | None) -> bytes:
@@ -225,14 +235,18 @@ def portions(
 
 
 def _slices(bodies: list[Any], overhead: int, limit: int, enough: int) -> Iterator[list[bytes]]:
-    """Yield portions of a list without a look at each body, while those are bytes and about as long as each other."""
-    at = 0
-    while at < len(bodies) and isinstance(bodies[at], bytes):
-        portion = bodies[at : at + enough // (overhead + len(bodies[at])) + 1]
+    """Yield portions of a list without a look at each body, while those are bytes and none is too long."""
+    at, count = 0, enough // (overhead + LIKELY) + 1
+    while portion := bodies[at : at + count]:
         if set(map(type, portion)) != {bytes}:
             return
         sizes = list(map(len, portion))
-        if max(sizes) > limit or sum(sizes) > 2 * enough:
+        size = sum(sizes)
+        if max(sizes) > limit:
             return
+        if size > 2 * enough and len(portion) > 1:
+            count = max(1, count // 4)
+            continue
         yield portion
         at += len(portion)
+        count = enough // (overhead + size // len(portion)) + 1

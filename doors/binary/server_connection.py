@@ -253,21 +253,25 @@ class ServerConnection:
             self._at = end
             frame = bytes(memoryview(buffer)[start:] if start else buffer) if total < LONG else self._give_away(start)
             return AppendRun(frame, (0,), first_offset, producer_id, first_number)
-        stop = offset + limit if limit else -1
-        publish, data, patch, latest = PUBLISH, DATA, TYPE_AND_SEQUENCE.pack_into, LATEST_MS
-        expected, routes, same = first_number, self._routes, route[:2]
+        stop = first_number + limit if limit else -1
+        publish, data, latest = PUBLISH, DATA, LATEST_MS
+        patch, patch_with_time = TYPE_AND_SEQUENCE.pack_into, _TYPE_SEQUENCE_TIMESTAMP.pack_into
+        expected, shift, routes, same = first_number, first_offset - first_number, self._routes, route[:2]
         head = _head_with_properties(length)
         unpack, size = head.unpack_from, head.size
-        known = unpack(buffer, at)[5]
+        first = unpack(buffer, at)[5]
+        known = {first}  # properties that belong to the run
         positions: Sequence[int] = ()
+        others: list[int] = []  # positions of those that are taken one by one
+        keep = others.append
         rows = UniformFrames.at(buffer, at, end, limit)
         if rows and (rows := rows.sharing_head(size)):
             rows.give_head(HEAD.pack(total, data, offset, timestamp or now_ms, length))
-            at, offset, expected = rows.end, offset + rows.count, expected + rows.count
+            at, expected = rows.end, expected + rows.count
             positions = rows.positions
         while end - at >= size:
             total, kind, number, timestamp, properties_length, properties, body_length = unpack(buffer, at)
-            if kind != publish or number != expected or total > end - at or offset == stop:
+            if kind != publish or number != expected or total > end - at or number == stop:
                 break
             if properties_length != length:
                 if properties_length > min(total - OVERHEAD, MAX_PROPERTIES):
@@ -276,7 +280,7 @@ class ServerConnection:
                 head = _head_with_properties(length)
                 unpack, size = head.unpack_from, head.size
                 _, _, _, _, _, properties, body_length = unpack(buffer, at)
-            if properties != known:
+            if properties != first and properties not in known:
                 # Still the same run if they have the same route.
                 try:
                     other = routes[properties]
@@ -284,22 +288,21 @@ class ServerConnection:
                     break  # next_event() refuses it
                 if other[:2] != same or (by_key and other.key != route.key):
                     break
-                known = properties
+                known.add(properties)
             if total != size + body_length or body_length > max_body:
                 break  # next_event() finds the words for it
             if timestamp:
                 if timestamp > latest:
                     break
-                patch(buffer, at + 4, data, offset)
+                patch(buffer, at + 4, data, number + shift)
             else:
-                _TYPE_SEQUENCE_TIMESTAMP.pack_into(buffer, at + 4, data, offset, now_ms)
-            if not isinstance(positions, list):
-                positions = list(positions)
-            positions.append(at - start)
+                patch_with_time(buffer, at + 4, data, number + shift, now_ms)
+            keep(at - start)
             at += total
-            offset += 1
             expected += 1
         self._at = at
+        if others:
+            positions = [*positions, *others] if positions else others
         return AppendRun(self._give_away(start), positions, first_offset, producer_id, first_number)
 
     def _give_away(self, start: int) -> bytes | bytearray:

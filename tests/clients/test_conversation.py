@@ -500,6 +500,14 @@ def test_what_is_still_pending_at_the_end_is_uncertain() -> None:
     assert (caught.value.index, list(caught.value.stored)) == (2, [5, 6])
 
 
+def test_bodies_of_a_list_make_portions_of_about_one_size_whatever_their_lengths() -> None:
+    bodies = [b"x" * (20 if number < 30_000 else 4_000) for number in range(31_000)]
+    found = list(portions(bodies, FORM.overhead, 1 << 20))
+    assert [body for portion in found for body in portion] == bodies
+    sizes = [sum(map(len, portion)) + FORM.overhead * len(portion) for portion in found]
+    assert all(PORTION / 8 < size < 4 * PORTION for size in sizes[:-1])
+
+
 def test_portions_hold_every_body_once_and_are_worth_a_system_call() -> None:
     bodies = [bytes([i % 256]) * (i % 3000) for i in range(500)]
     found = list(portions(iter(bodies), FORM.overhead, 1 << 20))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from zlib import crc32
 
 import pytest
@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 from qb import AsyncBrokerClient, BrokerClient, PublishFailed, UnknownPartition
 from qb.clients.blocking.connection.socket_calls import hang_up
 from qb.clients.protocol.partition_spread import PARTITIONS_KNOWN_FOR, RUN, PartitionSpread, TopicRoutes, partition_of
+from qb.clients.protocol.publish_frames import portions
 from qb.clients.protocol.receipts import SpreadOffsets, SpreadRun, StoredRun
+from qb.core.wire.frames import decode_frame
+from qb.core.wire.staged_frames import frames_in
 from tests.support.brokers import BrokerProcess
 from tests.support.scripted_broker import ScriptedBroker
 
@@ -46,6 +49,26 @@ def test_bodies_without_a_key_take_turns_from_0_and_the_next_call_goes_on(client
     assert list(more.partitions) == [3, 4]
     assert (offsets[-1], offsets[:3]) == (1_400, [0, 0, 0])
     assert stored(client, topic)[1, 3] == b"16"
+
+
+@given(st.lists(st.tuples(st.binary(max_size=9), st.sampled_from([None, "a", "bb", "ccc"]))), st.integers(20, 400))
+def test_lists_are_spread_as_other_iterables_are(messages: list[tuple[bytes, str | None]], enough: int) -> None:
+    bodies, keys = [body for body, _ in messages], [key for _, key in messages]
+
+    def frames(bodies: Iterable[bytes], keys: Iterable[str | None]) -> dict[int, tuple[int, str | None, bytes]]:
+        spread, found = PartitionSpread("t", 3, TopicRoutes(), None, 5), dict[int, tuple[int, str | None, bytes]]()
+        for block in portions(spread.with_keys(bodies, keys), spread.overhead, 100, enough):
+            for piece in spread.pieces(block):
+                built = piece.form.frames(1, piece.bodies)
+                for index, at in zip(piece.indexes, frames_in(bytes(built)), strict=True):
+                    frame = decode_frame(built, at)
+                    assert frame.properties["partition"] == str(piece.partition)
+                    found[index] = piece.partition, frame.properties.get("key"), bytes(frame.body)
+        return found
+
+    found = frames(bodies, keys)
+    assert [(body, key) for _, (_, key, body) in sorted(found.items())] == messages
+    assert found == frames(iter(bodies), iter(keys))
 
 
 def test_keys_go_where_the_broker_would_put_them_and_stay_in_order(client: BrokerClient, topic: str) -> None:
