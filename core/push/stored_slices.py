@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
+from itertools import islice
 
-from qb.core.wire.frames import HEAD, decode_properties, frame_length
+from qb.core.wire.frames import HEAD, frame_length
 from qb.storage.engine import PartitionLog, StoredChunk
 
 READ_BYTES = 1_048_576
@@ -55,6 +56,9 @@ async def collect(log: PartitionLog, runs: Iterable[range], chunk: StoredChunk |
 
 def _collecting(runs: Iterable[range], chunk: StoredChunk | None) -> Generator[int, StoredChunk, Frames]:
     """Yield each offset from which more has to be read, to be sent the chunk; returns the frames."""
+    runs = list(runs)
+    if chunk is not None and len(runs) > 1 and (frames := _cut_many(chunk, runs)) is not None:
+        return frames
     parts: list[Frames] = []
     for run in runs:
         while run:
@@ -66,14 +70,29 @@ def _collecting(runs: Iterable[range], chunk: StoredChunk | None) -> Generator[i
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def keys_of(chunk: StoredChunk) -> list[str | None]:
-    """Return the key of each message."""
+def _cut_many(chunk: StoredChunk, runs: list[range]) -> bytes | None:
+    """Return the frames of runs of neighbours if the chunk has all of them, else None; a short run costs one slice."""
+    first, end = chunk.first_offset, chunk.next_offset
+    if any(run.start < first or run.stop > end or run.step != 1 for run in runs):
+        return None
+    data, borders = chunk.data, [*chunk.positions, chunk.end]  # a frame reaches to the next one, or to a seal before it
+    return b"".join([data[borders[run.start - first] : borders[run.stop - first]] for run in runs])
+
+
+def keys_of(chunk: StoredChunk, count: int) -> list[str | None]:
+    """Return the keys of the first `count` messages."""
     data, known = chunk.data, dict[bytes, str | None]()
     keys: list[str | None] = []
-    for at in chunk.positions:
-        length = HEAD.unpack_from(data, at)[4]
-        encoded = data[at + HEAD.size : at + HEAD.size + length]
+    for at in islice(chunk.positions, count):
+        start = at + HEAD.size
+        encoded = data[start : start + int.from_bytes(data[start - 4 : start], "big")]
         if encoded not in known:
-            known[encoded] = decode_properties(encoded).get("key")
+            known[encoded] = _key_in(encoded)
         keys.append(known[encoded])
     return keys
+
+
+def _key_in(encoded: bytes) -> str | None:
+    """Return the first property named `key` of encoded properties, without decoding the others."""
+    _, found, value = (b"\0" + encoded).partition(b"\0key=")
+    return value[: value.index(b"\0")].decode() if found else None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qb.core.push.stored_slices import cut, keys_of
-from qb.core.wire.frames import MessageType, data_frames, encode_frame
+from qb.core.push.stored_slices import collect_recent, cut, keys_of
+from qb.core.wire.frames import MessageType, data_frames, decode_properties, encode_frame
 from qb.storage.engine import StoredChunk
 
 
@@ -40,4 +40,39 @@ def test_a_cut_holds_exactly_the_messages_of_the_run_in_order(batches, base, dat
 @given(batches)
 def test_keys_come_in_the_order_of_the_messages(batches):
     bodies = [body for batch in batches for body in batch]
-    assert keys_of(a_chunk(0, batches)) == [body.hex() if body else None for body in bodies]
+    assert keys_of(a_chunk(0, batches), len(bodies)) == [body.hex() if body else None for body in bodies]
+
+
+class NoLog:
+    """Has nothing in memory."""
+
+    def read_recent(self, offset, max_bytes):
+        return None
+
+
+@given(batches, st.integers(0, 100), st.data())
+def test_scattered_runs_are_cut_in_one_go_and_in_order(batches, base, data):
+    chunk = a_chunk(base, batches)
+    bodies = [body for batch in batches for body in batch]
+    chosen = data.draw(st.lists(st.booleans(), min_size=len(bodies), max_size=len(bodies)).filter(any))
+    runs = [range(base + at, base + at + 1) for at, taken in enumerate(chosen) if taken]
+    frames = collect_recent(NoLog(), runs, chunk)
+    found = [(frame.sequence_number, frame.body) for frame in data_frames(frames)]
+    assert found == [(run.start, bodies[run.start - base]) for run in runs]
+
+
+def test_runs_that_reach_beyond_the_chunk_are_read():
+    chunk = a_chunk(5, [[b"a", b"b", b"c"]])
+    assert collect_recent(NoLog(), [range(5, 6), range(7, 9)], chunk) is None
+    assert collect_recent(NoLog(), [range(4, 6), range(7, 8)], chunk) is None
+
+
+names = st.sampled_from(["key", "kei", "key2", "monkey", "topic"])
+values = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=5)
+
+
+@given(st.lists(st.tuples(names, values), max_size=5))
+def test_the_key_is_the_one_that_decoding_all_properties_gives(properties):
+    encoded = b"".join(f"{name}={value}\0".encode() for name, value in properties)
+    frame = encode_frame(MessageType.DATA, 0, 1, encoded, b"body")
+    assert keys_of(StoredChunk(0, frame, [0], len(frame)), 1) == [decode_properties(encoded).get("key")]
