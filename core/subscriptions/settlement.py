@@ -7,55 +7,72 @@ from itertools import chain
 
 from qb.core.subscriptions.failures import fail, take_back_followers
 from qb.core.subscriptions.messages.cursor import Cursor
+from qb.core.subscriptions.messages.joined_subscriber import MOST_ACKED, JoinedSubscriber
 from qb.core.subscriptions.messages.leases import Lease
 from qb.core.subscriptions.messages.message_records import MessageState
 from qb.core.subscriptions.subscription_options import LONGEST, check_between
 from qb.core.subscriptions.subscription_state import SubscriptionState
 from qb.core.wire.offset_runs import intersect
 
+LEASES_AT_ONCE = 16  # out of which short runs are acked a lease at a time; what lies in others is acked run by run
+
 
 def ack(state: SubscriptionState, name: str, partition: int, runs: Iterable[range], now: float) -> int:
     """Settle messages that the subscriber holds, or had last; returns how many there were."""
-    subscriber = state.member(name)
-    cursor = state.cursor(partition)
+    before = state.acked
+    for run in ack_scattered(state, name, partition, runs, now):
+        _ack_run(state, state.member(name), state.cursor(partition), run, now)
+    return state.acked - before
+
+
+def ack_scattered(
+    state: SubscriptionState, name: str, partition: int, runs: Iterable[range], now: float
+) -> list[range]:
+    """Settle many short runs that lie in few leases, a lease at a time; returns the runs that are left to ack().
+
+    A subscriber acks what was pushed together, in this order: so the lease that holds the first run has most of them.
+    """
+    subscriber, cursor = state.member(name), state.cursor(partition)
     delivered = range(cursor.next)
     runs = [part for run in runs if (part := intersect(run, delivered))]  # bounds what a peer may name
-    scattered = subscriber.scattered(partition, runs)
-    acked = _ack_scattered(state, cursor, scattered, runs, now)
-    if scattered and not cursor.waiting and not any(lease.recorded for lease in scattered):
-        runs = []  # the others are not held
-    for run in runs:
-        left = len(run)
-        for lease, part in state.find_acked(subscriber, partition, run):
-            for settled in _settle_leased(state, cursor, lease, part):
-                cursor.note_settlement(settled, now, f"acked by {name}")
-                left -= len(settled)
-                if lease.recorded or state.keyed is not None:
-                    subscriber.looked_at += len(settled) if lease.recorded else len(settled) // 10
-        if left and cursor.waiting:
-            subscriber.looked_at += min(len(run), len(cursor.waiting))
-            left -= _ack_late(state, cursor, name, run, now)
-        acked += len(run) - left
-    if acked:
-        subscriber.note_unsaved(acked, state.snapshots + 1)
-        subscriber.adapt(acked, state.message_bytes, now)
-        state.acked += acked
-        state.breaker.acked(acked, now)
-    return acked
+    if len(runs) < 2 or sum(map(len, runs)) > MOST_ACKED:
+        return runs
+    for _ in range(LEASES_AT_ONCE):
+        lease = subscriber.lease_of(partition, runs[0].start)
+        if lease is None or lease.recorded or lease.offsets.step != 1:
+            break
+        released = state.release_scattered(subscriber, lease, runs)
+        subscriber.looked_at += 1 + len(runs) // 10  # a run is only marked in the lease
+        state.settle_fresh(cursor, (released,))
+        gone = frozenset(released)
+        cursor.note_settlement(gone, now, f"acked by {name}")
+        _note_acked(state, subscriber, len(gone), now)
+        runs = [run for run in runs if not (run.start in gone and gone.issuperset(run))]
+        if len(runs) < 2:
+            break
+    return runs
 
 
-def _ack_scattered(state: SubscriptionState, cursor: Cursor, leases: list[Lease], runs: list[range], now: float) -> int:
-    """Settle messages of many short runs that have no record, one lease after the other; returns how many."""
-    acked = 0
-    for lease in leases:
-        holder = state.subscribers[lease.subscriber.name]
-        holder.looked_at += 1 + len(runs) // 10  # a run is only marked in the lease
-        released = [] if lease.recorded else state.release_scattered(holder, lease, runs)
-        if released:
-            state.settle_fresh(cursor, (released,))
-            cursor.note_settlement(frozenset(released), now, f"acked by {holder.name}")
-            acked += len(released)
-    return acked
+def _ack_run(state: SubscriptionState, subscriber: JoinedSubscriber, cursor: Cursor, run: range, now: float) -> None:
+    left = len(run)
+    for lease, part in state.find_acked(subscriber, cursor.partition, run):
+        for settled in _settle_leased(state, cursor, lease, part):
+            cursor.note_settlement(settled, now, f"acked by {subscriber.name}")
+            left -= len(settled)
+            if lease.recorded or state.keyed is not None:
+                subscriber.looked_at += len(settled) if lease.recorded else len(settled) // 10
+    if left and cursor.waiting:
+        subscriber.looked_at += min(len(run), len(cursor.waiting))
+        left -= _ack_late(state, cursor, subscriber.name, run, now)
+    _note_acked(state, subscriber, len(run) - left, now)
+
+
+def _note_acked(state: SubscriptionState, subscriber: JoinedSubscriber, count: int, now: float) -> None:
+    if count:
+        subscriber.note_unsaved(count, state.snapshots + 1)
+        subscriber.adapt(count, state.message_bytes, now)
+        state.acked += count
+        state.breaker.acked(count, now)
 
 
 def _settle_leased(state: SubscriptionState, cursor: Cursor, lease: Lease, part: range) -> list[range]:

@@ -232,9 +232,12 @@ class Subscription:
         """Cut a run into parts that each meet a bounded number of the subscriber's leases. Raises NotJoined."""
         return self._state.member(name).portions(partition, run)
 
-    def acks_as_one(self, name: str, partition: int, runs: Sequence[range]) -> bool:
-        """Return whether one ack() of all these runs is quick. Raises NotJoined."""
-        return bool(self._state.member(name).scattered(partition, runs))
+    def ack_scattered(self, name: str, partition: int, runs: Iterable[range], now: float) -> list[range]:
+        """Settle those of many short runs that can be settled together; returns the others, for ack().
+
+        Raises NotJoined, BadRequest.
+        """
+        return settle.ack_scattered(self._state, name, partition, runs, now)
 
     def looked_at(self, name: str) -> int:
         """Return how many leases and waiting messages were compared with its runs; 0 if it has left."""

@@ -210,8 +210,7 @@ class SubscriptionState:
     def settle_fresh(self, cursor: Cursor, released: Iterable[Iterable[int]]) -> None:
         """Forget messages that have no record; the caller has ended their leases."""
         if self.keyed is not None:
-            for offset in chain.from_iterable(released):
-                self.keyed.settled_fresh(cursor.partition, offset, cursor.keys.pop(offset))
+            self.keyed.settled_fresh(cursor, chain.from_iterable(released))
 
     def find_acked(self, subscriber: JoinedSubscriber, partition: int, run: range) -> list[tuple[Lease, range]]:
         """Return what the subscriber holds of a run, and what it held before it left and joined again."""

@@ -115,10 +115,9 @@ def carry_out(subscription: Subscription, name: str, settle: SettleBody, now: fl
 
 def _ack(subscription: Subscription, name: str, partition: int, runs: list[range], now: float) -> Iterator[None]:
     """Ack runs of one partition: short ones together, others in portions."""
-    if len(runs) > 1 and subscription.acks_as_one(name, partition, runs):
-        subscription.ack(name, partition, runs, now)
+    if len(runs) > 1:
+        runs = subscription.ack_scattered(name, partition, runs, now)
         yield
-        return
     for run in runs:
         for part in subscription.portions(name, partition, run):
             subscription.ack(name, partition, (part,), now)

@@ -11,7 +11,11 @@ from qb.core.wire.offset_runs import NEAR, marked, near_each_other
 from tests.support.subscription_tools import Bench
 
 offsets = st.sets(st.integers(0, 60), min_size=1).map(sorted)
-runs = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)).map(lambda run: range(run[0], run[0] + run[1])))
+runs = st.lists(
+    st.tuples(st.integers(0, 60), st.integers(1, 9), st.integers(1, 4)).map(
+        lambda run: range(run[0], run[0] + run[1] * run[2], run[2])
+    )
+)
 
 
 def lease_of(held: list[int]) -> Lease:

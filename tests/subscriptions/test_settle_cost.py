@@ -42,7 +42,7 @@ def test_acks_in_any_order_leave_few_leases_to_look_at() -> None:
     scattered = Random(1).sample(range(WINDOW), WINDOW // 2)
     bench.ack("a", *scattered)
     missing = [[0, offset, 1, 1] for offset in scattered[:2_000]]
-    assert looked_at(bench, settle_of(acks=missing))[0] <= 2_000
+    assert looked_at(bench, settle_of(acks=missing))[0] <= 2_000 + 2  # one more look for each portion of a thousand
     left = [[0, offset, 1, 1] for offset in sorted(set(range(WINDOW)) - set(scattered))]
     assert looked_at(bench, settle_of(acks=left))[0] <= len(left)
     assert bench.subscription.describe(bench.ends).in_flight == 0

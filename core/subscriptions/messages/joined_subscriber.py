@@ -125,21 +125,6 @@ class JoinedSubscriber:
             del self._leases[lease.partition]
         return released
 
-    def scattered(self, partition: int, runs: Sequence[range]) -> list[Lease]:
-        """Return the leases that may hold some of these runs, if it is worth while to look at all of them at once."""
-        index = self._leases.get(partition)
-        if index is None or len(runs) < 2 or any(run.step != 1 for run in runs):
-            return []
-        near = index.near(min(run.start for run in runs), max(run.stop for run in runs))
-        if (
-            len(near) > len(runs)
-            or len(near) * len(runs) > MOST_ACKED
-            or sum(map(len, runs)) > MOST_ACKED
-            or any(lease.offsets.step != 1 for lease in near)
-        ):
-            return []
-        return near
-
     def release_scattered(self, lease: Lease, runs: Sequence[range]) -> list[int]:
         """Hold what of a lease lies in these runs no longer; returns the offsets that were held."""
         index = self._leases[lease.partition]

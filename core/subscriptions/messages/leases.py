@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from qb.core.subscriptions.messages.deadlines import NEVER
+from qb.core.wire.offset_runs import intersect
 
 _start = attrgetter("offsets.start")
 
@@ -92,7 +93,7 @@ class Lease:
         return released
 
     def release_scattered(self, runs: Iterable[range]) -> list[int]:
-        """Hold what lies in these runs of step 1 no longer; returns the offsets that were held. Its own step must be 1.
+        """Hold what lies in these runs no longer; returns the offsets that were held. Its own step must be 1.
 
         It costs as much as there are runs, and a little for each offset of the lease.
         """
@@ -100,8 +101,10 @@ class Lease:
         named = bytearray(end - first)
         for run in runs:
             low, high = max(run.start, first) - first, min(run.stop, end) - first
-            if low < high:
+            if run.step == 1 and low < high:
                 named[low:high] = b"\1" * (high - low)
+            elif low < high and (part := intersect(run, self.offsets)):
+                named[part.start - first : part.stop - first : part.step] = b"\1" * len(part)
         held = self._held or bytearray(b"\1") * (end - first)
         both = int.from_bytes(held, "big") & int.from_bytes(named, "big")
         released = list(compress(self.offsets, both.to_bytes(end - first, "big")))

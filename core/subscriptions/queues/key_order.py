@@ -126,10 +126,10 @@ class KeyOrderedQueue:
                 queue = queues.get(key)
                 if queue is None:
                     queue = queues[key] = KeyQueue(key, turns.next())
-                if queue.full or queue.has_waiting(partition) or (queue.owner and rooms[queue.owner] <= 0):
+                if (queue.owner and rooms[queue.owner] <= 0) or queue.full or queue.has_waiting(partition):
                     cursor.passed[offset] = key
-                    queue.pass_over(partition, offset)
-                    self._note_passed(queue)
+                    if queue.pass_over(partition, offset):
+                        self._note_passed(queue)
                     continue
                 owner = queue.owner = queue.owner or turns.next()
                 queue.leased.add((partition, offset))
@@ -181,15 +181,18 @@ class KeyOrderedQueue:
                 given.setdefault(member, {}).setdefault(partition, []).append(offset)
             self._note_passed(queue)
 
-    def settled_fresh(self, partition: int, offset: int, key: str | None) -> None:
-        """Forget a message in flight that has no record."""
-        if key is not None:
-            queue = self._keys[key]
-            queue.leased.discard((partition, offset))
-            if not queue.leased:
-                self._let_go(key, queue)
-            elif queue.passed:
-                self._note_passed(queue)
+    def settled_fresh(self, cursor: Cursor, offsets: Iterable[int]) -> None:
+        """Forget messages in flight that have no record."""
+        partition, queues, take_key = cursor.partition, self._keys, cursor.keys.pop
+        for offset in offsets:
+            key = take_key(offset)
+            if key is not None:
+                queue = queues[key]
+                queue.leased.discard((partition, offset))
+                if not queue.leased:
+                    self._let_go(key, queue)
+                elif queue.passed:
+                    self._note_passed(queue)
 
     def drop(self, partition: int, end: int, keys: Iterable[QueueKey]) -> None:
         """Forget all messages of these keys in a partition below an offset."""

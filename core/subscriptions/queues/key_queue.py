@@ -126,9 +126,14 @@ class KeyQueue:
         self.recorded.stop_waiting(record)
         del self.recorded.open[place_of(record)]
 
-    def pass_over(self, partition: int, offset: int) -> None:
-        """Let a fresh message wait, behind all others of its partition."""
-        self.passed.setdefault(partition, deque()).append(offset)
+    def pass_over(self, partition: int, offset: int) -> bool:
+        """Let a fresh message wait, behind all others of its partition; returns whether it is the first there."""
+        waiting = self.passed.get(partition)
+        if waiting is not None:
+            waiting.append(offset)
+            return False
+        self.passed[partition] = deque((offset,))
+        return True
 
     def take_passed(self, most: int) -> list[MessagePosition]:
         """Take out messages that were passed over and may go out now, at most so many."""
@@ -144,6 +149,8 @@ class KeyQueue:
 
     def can_pass_on(self) -> bool:
         """Return whether a message that was passed over may go out now."""
+        if self._recorded is None:
+            return bool(self.passed) and not self.full
         return not self.full and any(not self._is_blocked(partition) for partition in self.passed)
 
     def drop(self, partition: int, end: int) -> None:
