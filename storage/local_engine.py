@@ -144,6 +144,8 @@ class LocalEngine:
         for topic in self._find_topics(notes):
             parts[topic.topic] = self._recover_topic(topic)
             self._keep(topic, parts[topic.topic])
+            if not any(part.damage for part in parts[topic.topic]):
+                self._extents.adopt(topic.topic, self._kept[topic.topic].logs)
         notes += [*notes_on(parts), *self._recover_stages()]
         self._ends = {}  # from now on logs may be written
         found = [part for its in parts.values() for part in its]

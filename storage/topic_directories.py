@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from qb.storage.files import PRIVATE_DIRECTORY, OpenFiles, sync_directory
@@ -42,7 +42,7 @@ class TopicDirectories:
         draft = self._root / f"{CREATING}{_directory_name(topic)}-{secrets.token_hex(4)}"
         path = draft
         try:
-            _fill(files, draft, partitions, created_ms)
+            _fill(files, draft, [self.partition(topic, number) for number in range(partitions)], created_ms)
             path = draft.rename(self._path(topic))
             sync_directory(self._root)
         except OSError:
@@ -56,7 +56,7 @@ class TopicDirectories:
         missing = [number for number in range(first, end) if not self.partition(topic, number).is_dir()]
         draft = self._root / f"{CREATING}{_directory_name(topic)}-{secrets.token_hex(4)}"
         try:
-            _fill(files, draft, len(missing), created_ms)
+            _fill(files, draft, [self.partition(topic, number) for number in missing], created_ms)
             for drafted, number in enumerate(missing):
                 (draft / str(drafted)).rename(self.partition(topic, number))
             sync_directory(self._path(topic))
@@ -103,10 +103,11 @@ def _topic_name(directory: str) -> str:
     return "." + directory.removeprefix(DOT) if directory.startswith(DOT) else directory
 
 
-def _fill(files: OpenFiles, draft: Path, partitions: int, created_ms: int) -> None:
+def _fill(files: OpenFiles, draft: Path, homes: Sequence[Path], created_ms: int) -> None:
+    """Make a partition in the draft for each of the homes that they are going to have."""
     draft.mkdir(PRIVATE_DIRECTORY)
-    for partition in range(partitions):
-        (draft / str(partition)).mkdir(PRIVATE_DIRECTORY)
-        first = Segment.create(files, draft / str(partition), 0, created_ms, ())
+    for number, home in enumerate(homes):
+        (draft / str(number)).mkdir(PRIVATE_DIRECTORY)
+        first = Segment.create(files, draft / str(number), 0, created_ms, (), home)
         files.forget(first.log_path, first.index_path)  # they are about to have another name
     sync_directory(draft)

@@ -20,6 +20,7 @@ from qb.storage.log.log_extents import UNKNOWN, LogExtent, key_of
 from qb.storage.log.log_recovery import base_offsets, check_stop
 from qb.storage.log.sealed_batches import BadBatch, SealedBatch, find_seal, walk
 from qb.storage.log.segment import add_to_index, reader, segment_name
+from qb.storage.log.segment_identity import check_identity
 from qb.storage.log.segment_index import ENTRY, IndexEntries
 from qb.storage.metadata.metadata_files import DIRECTORY as METADATA
 from qb.storage.metadata.metadata_files import copy_of, read_newest
@@ -197,6 +198,7 @@ class _Partition:
         fd = os.open(log, os.O_RDONLY)
         try:
             size = os.fstat(fd).st_size
+            self._check(partial(check_identity, reader(fd), Path(log)))
             entries, end = self._prove_log(fd, log, size, base, following)
         finally:
             os.close(fd)

@@ -7,6 +7,7 @@ what was stored after that alone can be lost unnoticed. A beginning is noted bef
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple, Protocol
 
@@ -77,6 +78,16 @@ class LogExtents:
     def begin(self, topic: str) -> None:
         """Have it noted with the next write that the logs of a new topic begin with offset 0 unless noted otherwise."""
         self._metadata.put_soon(key_of(topic), LogExtent(0, 0))
+
+    def adopt(self, topic: str, logs: Iterable[Extended]) -> None:
+        """Have noted with the next write what the logs of a topic have of which nothing is noted.
+
+        It comes from a broker that noted nothing, or from another data directory.
+        """
+        if self._metadata.get(key_of(topic)) is None:
+            for log in logs:
+                if self._metadata.get(key_of(topic, log.partition)) is None:
+                    self._metadata.put_soon(key_of(topic, log.partition), self._extent(log))
 
     def moved(self, log: Extended) -> None:
         """Have the new end of a log noted soon."""

@@ -20,6 +20,7 @@ from qb.storage.log.log_extents import UNKNOWN, LogExtent
 from qb.storage.log.producer_ranges import ProducerRanges
 from qb.storage.log.sealed_batches import DATA, SEAL, SEAL_HEAD, BadBatch, find_seal, walk
 from qb.storage.log.segment import Segment, add_to_index, reader
+from qb.storage.log.segment_identity import check_identity
 from qb.storage.log.segment_index import ENTRY, IndexEntries
 
 
@@ -117,6 +118,7 @@ def _open_newest(
     """Walk the newest segment; one that was being followed by another has no tear, since all of it was durable."""
     entries = IndexEntries()
     with segment.open() as fd:
+        check_identity(reader(fd), Path(segment.log_path))
         end = os.fstat(fd).st_size
         try:
             for batch in walk(reader(fd), 0, end, segment.base_offset):
@@ -171,6 +173,7 @@ def check_stop(log: str, found: LogEnd, stopped: LogEnd) -> None:
 def _open_closed(found: RecoveredLog, segment: Segment, next_base: int) -> None:
     """Open a segment that ends where the next one begins; walk it only if its index does not lead to its end."""
     with segment.open() as fd:
+        check_identity(reader(fd), Path(segment.log_path))
         if _ends_well(segment, fd, next_base):
             return
         entries = IndexEntries()

@@ -9,6 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 
 from qb.storage.engine import TRANSACTIONS, ProducerRange
+from qb.storage.log.segment_identity import IDENTITY
 
 WINDOW = 262_144  # numbers of a producer that are remembered
 MAX_PRODUCERS = 10_000  # the least recently active are forgotten
@@ -40,7 +41,8 @@ class ProducerRanges:
     def add(self, ranges: Iterable[ProducerRange]) -> None:
         """Take in ranges that have become durable."""
         for new in ranges:
-            self._add(new)
+            if new.producer_id != IDENTITY:
+                self._add(new)
         self._stay_bounded()
 
     def _add(self, new: ProducerRange) -> None:

@@ -26,6 +26,7 @@ from qb.storage.files import (
 from qb.storage.log.recent_batches import StoredBatch
 from qb.storage.log.record_positions import RecordPositions
 from qb.storage.log.sealed_batches import BadBatch, IncompleteBatch, Read, SealedBatch, around, prove, seal, walk
+from qb.storage.log.segment_identity import identity_of
 from qb.storage.log.segment_index import IndexEntries, IndexFile
 
 FIRST_LOOK = 64 * 1024  # what is read at first to find the seal of a batch
@@ -71,14 +72,22 @@ class Segment:
 
     @classmethod
     def create(
-        cls, files: OpenFiles, directory: Path, base_offset: int, created_ms: int, ranges: Iterable[ProducerRange]
+        cls,
+        files: OpenFiles,
+        directory: Path,
+        base_offset: int,
+        created_ms: int,
+        ranges: Iterable[ProducerRange],
+        home: Path | None = None,
     ) -> Segment:
         """Return a new segment whose first batch and name are on stable storage.
+
+        `home` is the name that its directory is going to have, if it has another one yet.
 
         Raises OSError, and then may have left files that the next try replaces.
         """
         segment = cls(files, directory, base_offset)
-        first = seal((), base_offset, 0, created_ms, ranges)
+        first = seal((), base_offset, 0, created_ms, (identity_of(home or directory), *ranges))
         files.forget(segment.log_path, segment.index_path)
         for path in (segment.log_path, segment.index_path):
             os.close(create_file(path))

@@ -21,7 +21,7 @@ BODIES = [b"one", b"two", b"three"]
 
 
 async def _fill(directory: Path) -> None:
-    async with opened(directory, segment_bytes=150) as engine:
+    async with opened(directory, segment_bytes=178) as engine:
         await engine.create_topic(Topic(topic=".other", partitions=2))
         for body in BODIES:
             await store(engine.log("t", 0), body)

@@ -10,8 +10,9 @@ import pytest
 
 from qb.core.wire.errors import LogDamaged
 from qb.storage.clean_stop import remove_proof
-from qb.storage.engine import Topic
+from qb.storage.engine import ProducerRange, Topic
 from qb.storage.local_engine import LocalEngine
+from qb.storage.log import segment
 from qb.storage.log.log_extents import LogExtent, key_of
 from qb.storage.verification import verify
 from tests.support.stores import everything, logs, open_engine, opened, running, store
@@ -127,3 +128,58 @@ async def test_without_syncs_no_end_is_noted_since_a_power_cut_may_take_it(tmp_p
         await store(engine.log("t", 0), b"x")
         await note(engine)
         assert engine._extents.of("t", 0) == LogExtent(0, 0)
+
+
+@pytest.mark.parametrize("other", ["topics/u/0", "topics/t/1"])
+async def test_segments_that_are_swapped_after_a_kill_are_found_in_both_logs(tmp_path: Path, other: str) -> None:
+    async with opened(tmp_path) as engine:
+        await engine.add_partitions("t", 2)
+        await engine.create_topic(Topic(topic="u"))
+        for log in (engine.log("t", 0), engine.log("t", 1), engine.log("u", 0)):
+            await store(log, b"of %s" % log.topic.encode(), b"%d" % log.partition)
+        await note(engine)
+    remove_proof(tmp_path / "data")
+    pair = [tmp_path / "data" / place / f"{0:020}.log" for place in ("topics/t/0", other)]
+    contents = [path.read_bytes() for path in pair]
+    for path, content in zip(pair, reversed(contents), strict=True):
+        path.write_bytes(content)
+    assert {str(path) for path in pair} <= {finding.file for finding in verify(tmp_path / "data").findings}
+    engine = open_engine(tmp_path)
+    engine.close()
+    for path in pair:
+        assert [line for line in engine.recovery.notes if f"{path} is damaged" in line]
+
+
+async def test_a_closed_segment_of_another_log_is_found_at_the_start(tmp_path: Path) -> None:
+    async with killed(tmp_path) as engine:
+        await engine.create_topic(Topic(topic="u"))
+        for body in BODIES:
+            await store(engine.log("u", 0), body[:1] * len(body))
+    name = f"topics/{{}}/0/{2:020}.log"
+    other = (tmp_path / "data" / name.format("u")).read_bytes()
+    (tmp_path / "data" / name.format("t")).write_bytes(other)
+    assert "it is a segment of another partition" in damage_of(tmp_path)
+
+
+async def test_a_segment_that_does_not_say_whose_it_is_is_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(segment, "identity_of", lambda _: ProducerRange(1, 0, 0, 0))  # as brokers before this
+        async with killed(tmp_path):
+            pass
+    assert verify(tmp_path / "data").findings == []
+    async with opened(tmp_path) as engine:
+        assert await everything(engine.log("t", 0)) == BODIES
+
+
+@pytest.mark.parametrize("number", [0, 5])
+async def test_a_log_of_which_nothing_was_noted_is_noted_at_the_next_start(tmp_path: Path, number: int) -> None:
+    async with killed(tmp_path) as engine:
+        await note(engine)
+        await engine.metadata.delete(key_of("t"), key_of("t", 0))  # as after a migration from format 1
+    async with running(open_engine(tmp_path)) as engine:
+        await engine.metadata.flush()
+    remove_proof(tmp_path / "data")
+    logs(tmp_path)[number].unlink()
+    assert damage_of(tmp_path)

@@ -271,7 +271,7 @@ async def test_a_damaged_topic_names_file_and_position_and_the_others_go_on(tmp_
             with pytest.raises(LogDamaged) as caught:
                 await log.read(0, 100)
             assert caught.value.file == str(path)
-            assert caught.value.position == 44
+            assert caught.value.position == 72
             with pytest.raises(LogDamaged):
                 log.append(make_run(log.next_offset, [b"x"]), lambda *_: None)
             with pytest.raises(LogDamaged):

@@ -19,7 +19,7 @@ from tests.support.stores import NOON, Clock, as_killed, frames, indexes, logs, 
 async def data(tmp_path: Path) -> Path:
     """Two closed segments and a newest one with three batches."""
     clock = Clock()
-    async with opened(tmp_path, clock, segment_bytes=250) as engine:
+    async with opened(tmp_path, clock, segment_bytes=278) as engine:
         await engine.create_topic(Topic(topic="empty", partitions=3))
         for number in range(10):
             clock.now += 1000
