@@ -28,6 +28,8 @@ BENCHMARKS = (
     "deliver",
     "deliver_fan_out",
     "deliver_latency",
+    "growth",
+    "tails",
     "async_clients",
     "pull",
     "spark",
@@ -41,11 +43,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small counts: a look, not a figure")
     parser.add_argument("--rounds", type=int, default=5, help="repeats of each comparison; medians are printed")
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="a directory on the disk to measure")
+    parser.add_argument("--seconds", type=float, default=300.0, help="how long tails are measured (default: 300)")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(BENCHMARKS):
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
     options = BenchmarkOptions(
-        arguments.dir.resolve(), arguments.quick, min(arguments.rounds, 2) if arguments.quick else arguments.rounds
+        arguments.dir.resolve(),
+        arguments.quick,
+        min(arguments.rounds, 2) if arguments.quick else arguments.rounds,
+        min(arguments.seconds, 4.0) if arguments.quick else arguments.seconds,
     )
     for name in [each for each in BENCHMARKS if each in (arguments.names or BENCHMARKS)]:
         print(f"{name} ...", file=sys.stderr, flush=True)

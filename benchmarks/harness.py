@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -14,7 +15,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,7 @@ class BenchmarkOptions:
     directory: Path
     quick: bool
     rounds: int
+    seconds: float = 300.0  # that a benchmark of tails takes
 
     def scaled(self, count: int) -> int:
         """Return how many messages to use where a full run uses `count`."""
@@ -131,6 +133,14 @@ def bare_appends(directory: Path, size: int, count: int) -> list[float]:
     finally:
         os.close(fd)
         path.unlink()
+
+
+def bare_append_times(directory: Path, size: int, until: float) -> list[float]:
+    """The same until a moment of time.monotonic()."""
+    times: list[float] = []
+    while time.monotonic() < until:
+        times += bare_appends(directory, size, 10)
+    return times
 
 
 def _append(fd: int, data: bytes) -> None:
@@ -256,6 +266,22 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, output: Path,
     raise TimeoutError(f"the server did not answer within {START_TIMEOUT} s")
 
 
+def greeted(port: int) -> socket.socket:
+    """Return a connection that the broker has answered once."""
+    peer = socket.create_connection(("127.0.0.1", port))
+    peer.sendall(encode_frame(MessageType.HEARTBEAT, 1))
+    if not peer.recv(4096):
+        raise RuntimeError("the broker closed an idle connection")
+    return peer
+
+
+def allow_files(count: int) -> None:
+    """Raise this process's limit of open files; the servers inherit it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
+
+
 # ---------------------------------------------------------------- what a process uses
 
 
@@ -265,6 +291,15 @@ def memory_megabytes(pid: int, field: str) -> float:
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024 / 1e6
     raise ValueError(f"/proc/{pid}/status has no {field}")
+
+
+def exact_cpu_seconds(pid: int) -> float:
+    """Return the processor time of all threads that a process has now, to the nanosecond, where Linux says so."""
+    spent = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            spent += int((task / "schedstat").read_text().split()[0])
+    return spent / 1e9
 
 
 def cpu_seconds(pid: int) -> float:

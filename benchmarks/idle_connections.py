@@ -5,7 +5,6 @@ First a stretch without heartbeats, then a stretch with exactly one heartbeat fo
 
 from __future__ import annotations
 
-import resource
 import select
 import socket
 import time
@@ -13,7 +12,9 @@ from contextlib import ExitStack
 
 from benchmarks.harness import (
     BenchmarkOptions,
+    allow_files,
     cpu_seconds,
+    greeted,
     judge,
     memory_megabytes,
     qb_server,
@@ -21,7 +22,6 @@ from benchmarks.harness import (
     scratch,
     significant,
 )
-from qb.core.wire.frames import MessageType, encode_frame
 
 NAME = "idle_connections"
 CONNECTIONS = 1000
@@ -33,12 +33,12 @@ CPU_TARGET_CORES = 0.01
 
 def run(options: BenchmarkOptions) -> None:
     """Print the memory and the processor time of idle connections."""
-    _allow_files(CONNECTIONS + 200)
+    allow_files(CONNECTIONS + 200)
     settings = {"QB_HEARTBEAT_INTERVAL": str(HEARTBEAT_INTERVAL), "QB_MAX_CONNECTIONS": str(CONNECTIONS + 100)}
     with scratch(options) as directory, qb_server(directory / "qb", **settings) as server, ExitStack() as stack:
-        _greeted(server.port).close()  # whatever the first connection makes the server load is not the others' cost
+        greeted(server.port).close()  # whatever the first connection makes the server load is not the others' cost
         before = memory_megabytes(server.pid, "VmRSS")
-        peers = [stack.enter_context(_greeted(server.port)) for _ in range(CONNECTIONS)]
+        peers = [stack.enter_context(greeted(server.port)) for _ in range(CONNECTIONS)]
         grown = memory_megabytes(server.pid, "VmRSS") - before
         used = cpu_seconds(server.pid)
         time.sleep(QUIET_SECONDS)
@@ -60,15 +60,6 @@ def _judge(grown: float, cores: float) -> None:
     judge(NAME, f"{idle}: no measurable CPU (below 1 % of a core)", cores, cores < CPU_TARGET_CORES, "cores")
 
 
-def _greeted(port: int) -> socket.socket:
-    """Return a connection that the broker has answered once."""
-    peer = socket.create_connection(("127.0.0.1", port))
-    peer.sendall(encode_frame(MessageType.HEARTBEAT, 1))
-    if not peer.recv(4096):
-        raise RuntimeError("the broker closed an idle connection")
-    return peer
-
-
 def _answer_one_heartbeat_each(peers: list[socket.socket]) -> None:
     """Send each peer's first heartbeat back to the broker."""
     waiting = {peer.fileno(): peer for peer in peers}
@@ -80,10 +71,3 @@ def _answer_one_heartbeat_each(peers: list[socket.socket]) -> None:
                 peer = waiting.pop(fd)
                 peer.sendall(peer.recv(4096))
                 poll.unregister(fd)
-
-
-def _allow_files(count: int) -> None:
-    """Raise this process's limit of open files; the server inherits it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < count:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))

@@ -1,15 +1,19 @@
-"""The tables of docs/BENCHMARKS.md from the lines that `python -m benchmarks` printed.
+"""The tables and pictures of docs/BENCHMARKS.md from the lines that `python -m benchmarks` printed.
 
 python -m benchmarks.report figures.jsonl
+python -m benchmarks.report figures.jsonl --pictures docs      docs/growth-partitions.svg and the others
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from benchmarks.pictures import GrowthPoint, picture
 
 Line = dict[str, Any]
 QUIET_LOAD = 0.5  # what a machine may have had to do before the first benchmark
@@ -47,11 +51,29 @@ def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int | float) else str(value)
 
 
+def pictures(lines: Iterable[Line]) -> dict[str, str]:
+    """Return an SVG for each thing that grows, by file name."""
+    points: dict[str, list[GrowthPoint]] = {}
+    for line in lines:
+        if "dimension" in line:
+            point = GrowthPoint(line["size"], line["publish_us"], line["push_us"])
+            points.setdefault(line["dimension"], []).append(point)
+    return {f"growth-{name.replace(' ', '-')}.svg": picture(name, found) for name, found in points.items()}
+
+
 def main() -> None:
     """Read JSON lines from the named files, or from standard input."""
-    texts = [Path(name).read_text() for name in sys.argv[1:]] or [sys.stdin.read()]
-    for row in tables(json.loads(line) for text in texts for line in text.splitlines() if line.strip()):
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="default: standard input")
+    parser.add_argument("--pictures", type=Path, metavar="DIRECTORY", help="write the pictures of what grows there")
+    arguments = parser.parse_args()
+    texts = [path.read_text() for path in arguments.files] or [sys.stdin.read()]
+    lines = [json.loads(line) for text in texts for line in text.splitlines() if line.strip()]
+    for row in tables(lines):
         print(row)
+    if arguments.pictures:
+        for name, drawn in pictures(lines).items():
+            (arguments.pictures / name).write_text(drawn)
 
 
 if __name__ == "__main__":

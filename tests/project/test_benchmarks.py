@@ -6,10 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.report import tables
+from benchmarks import growth, tails
+from benchmarks.harness import BenchmarkOptions
+from benchmarks.report import pictures, tables
 from tests.support.brokers import ROOT as PROJECT
 
 
@@ -24,6 +27,35 @@ def test_a_benchmark_prints_json_lines_that_the_report_renders(tmp_path: Path) -
     rendered = "\n".join(tables(lines))
     assert "| median ack at most 2.5 times a bare append + fdatasync of the same bytes |" in rendered
     assert list(tmp_path.iterdir()) == [], "a benchmark leaves nothing behind"
+
+
+@pytest.mark.process
+def test_growth_prints_a_line_for_each_size_that_becomes_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = [each._replace(quick_sizes=(1, 3)) for each in growth.DIMENSIONS if each.name == "idle subscriptions"]
+    monkeypatch.setattr(growth, "DIMENSIONS", small)
+    growth.run(BenchmarkOptions(tmp_path, quick=True, rounds=1))
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["size"] for line in lines if "size" in line] == [1, 3]
+    assert "| push, 1 to 3 idle subscriptions: at most 1.5 times the cost |" in "\n".join(tables(lines))
+    drawn = pictures(lines)
+    assert list(drawn) == ["growth-idle-subscriptions.svg"]
+    assert ElementTree.fromstring(drawn["growth-idle-subscriptions.svg"]).tag.endswith("svg")
+    assert list(tmp_path.iterdir()) == [], "a benchmark leaves nothing behind"
+
+
+@pytest.mark.process
+def test_tails_prints_percentiles_of_the_broker_and_of_the_bare_append(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tails, "BACKLOG", 10_000)
+    monkeypatch.setattr(tails, "SHARE", 0.01)
+    tails.run(BenchmarkOptions(tmp_path, quick=True, rounds=1, seconds=1.5))
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {line["case"] for line in lines if "case" in line} == {"qb-publish-to-handler", "bare-append+fdatasync/200B"}
+    assert all(line["p99.9_ms"] >= line["p99_ms"] > 0 for line in lines if "case" in line)
+    assert len([line for line in lines if "target" in line]) == 2
 
 
 def test_an_unknown_benchmark_is_refused_by_name() -> None:
