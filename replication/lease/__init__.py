@@ -1,0 +1,1 @@
+"""The lease: which broker may answer for a cell."""

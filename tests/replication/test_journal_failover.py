@@ -1,0 +1,195 @@
+"""Owners that are stopped or killed, and a NATS leader that is killed, on a real cluster: a ledger counts the acks."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import aclosing
+
+import pytest
+import trio
+
+from qb.replication.jetstream.jetstream_api import call_when_ready
+from qb.replication.jetstream.jetstream_store import JetStreamStore
+from qb.replication.journal import takeover
+from qb.replication.journal.journal import Journal, JournalEntry
+from qb.replication.journal.journal_records import decode
+from qb.replication.journal.trio_timers import TrioTimers
+from qb.replication.nats.nats_client import NatsClient
+from tests.support.brokers import ROOT
+from tests.support.journal_contract import Outcomes, collected, look
+from tests.support.journal_owner import payload_of
+from tests.support.late_network import LateNetwork
+from tests.support.nats_cluster import NatsCluster
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.process, pytest.mark.kill, pytest.mark.timeout(180)]
+WINDOW = 16
+
+
+class OwnerProcess:
+    """An owner in a process of its own, and the ledger of what it acked."""
+
+    def __init__(self, url: str, cell: str) -> None:
+        command = [sys.executable, "-m", "tests.support.journal_owner", url, cell, str(WINDOW)]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        self.epoch = 0
+        self.acks: dict[int, int] = {}  # number of the payload: its position
+        self.is_fenced = False
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            word, *numbers = line.split()
+            if word == "owner":
+                self.epoch = int(numbers[0])
+            elif word == "ack":
+                self.acks[int(numbers[0])] = int(numbers[1])
+            else:
+                self.is_fenced = word == "fenced"
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """As kill -9; returns when everything that it printed has been read."""
+        self.process.kill()
+        self.process.wait()
+        self._thread.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def start_owner() -> Iterator[Callable[[str, str], OwnerProcess]]:
+    started: list[OwnerProcess] = []
+
+    def start(url: str, cell: str) -> OwnerProcess:
+        started.append(OwnerProcess(url, cell))
+        return started[-1]
+
+    yield start
+    for owner in started:
+        owner.kill()
+
+
+class Successor:
+    """The owner in this process."""
+
+    def __init__(self, client: NatsClient, timers: TrioTimers, cell: str) -> None:
+        self.client = client
+        self.store = JetStreamStore(client, timers, cell)
+        self.journal = Journal(self.store, timers, "successor", window=WINDOW)
+        self.outcomes = Outcomes(self.journal)
+
+    async def entries(self) -> list[JournalEntry]:
+        """Append a last payload, and return everything up to it."""
+        self.outcomes.append(b"the last one")
+        await self.outcomes.wait(len(self.outcomes.all) + 1)
+        entries: list[JournalEntry] = []
+        async with aclosing(self.journal.follow()) as following:
+            async for some in following:
+                entries += some
+                if entries[-1].payload == b"the last one":
+                    break
+        return entries
+
+
+async def successor(nursery: trio.Nursery, urls: list[str], cell: str) -> Successor:
+    client, timers = NatsClient(urls), TrioTimers()
+    nursery.start_soon(client.run)
+    nursery.start_soon(timers.run)
+    made = Successor(client, timers, cell)
+    await made.store.open()
+    return made
+
+
+def check(ledger: dict[int, int], entries: list[JournalEntry]) -> None:
+    """Every ack is at its position, byte for byte, and no payload is there twice."""
+    stored = {entry.position: entry.payload for entry in entries}
+    assert {number for number, position in ledger.items() if stored.get(position) != payload_of(number)} == set()
+    payloads = [entry.payload for entry in entries if entry.payload is not None]
+    assert len(set(payloads)) == len(payloads)
+
+
+async def take_over_while_its_appends_are_late(
+    nats_cluster: NatsCluster, nursery: trio.Nursery, start_owner: Callable[[str, str], OwnerProcess], cell: str
+) -> int:
+    """Stop an owner whose appends are on their way, take over, let them arrive, let it go on, and check its acks.
+
+    Returns how many of its records were stored behind the fence.
+    """
+    new = await successor(nursery, nats_cluster.urls, cell)
+    network = LateNetwork(nats_cluster.nodes[0].port)
+    await nursery.start(network.run)
+    owner = start_owner(f"nats://127.0.0.1:{network.port}", cell)
+    await until(lambda: len(owner.acks) >= 50)
+    network.hold()
+    await until(lambda: network.held.count(b"HPUB") >= 8)
+    owner.signal(signal.SIGSTOP)
+    taken = await new.journal.take_over()
+    network.release()
+    owner.signal(signal.SIGCONT)
+    await until(lambda: owner.is_fenced)
+    entries = await new.entries()
+    check(owner.acks, entries)
+    behind = await look(new.store, taken.tenure.position + 1, end=entries[-1].position + 1)
+    records = [decode(each.data) for each in behind]
+    return sum(record is not None and record.epoch < taken.tenure.epoch for record in records)
+
+
+async def test_no_append_of_a_stopped_owner_is_stored_behind_the_fence(
+    nats_cluster: NatsCluster, nursery: trio.Nursery, start_owner: Callable[[str, str], OwnerProcess]
+) -> None:
+    assert await take_over_while_its_appends_are_late(nats_cluster, nursery, start_owner, "late") == 0
+
+
+async def test_behind_a_fence_of_one_record_they_would_be_stored_but_not_acked(
+    nats_cluster: NatsCluster,
+    nursery: trio.Nursery,
+    start_owner: Callable[[str, str], OwnerProcess],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(takeover, "fence_size", lambda point: 1)
+    assert await take_over_while_its_appends_are_late(nats_cluster, nursery, start_owner, "naive") > 0
+
+
+async def test_everything_that_a_killed_owner_acked_is_there(
+    nats_cluster: NatsCluster, nursery: trio.Nursery, start_owner: Callable[[str, str], OwnerProcess]
+) -> None:
+    new = await successor(nursery, nats_cluster.urls, "killed")
+    owner = start_owner(nats_cluster.urls[1], "killed")
+    await until(lambda: len(owner.acks) >= 100)
+    owner.kill()
+    taken = await new.journal.take_over()
+    assert taken.tenure.epoch == owner.epoch + 1
+    check(owner.acks, await new.entries())
+
+
+async def test_a_nats_leader_that_is_killed_loses_and_doubles_nothing(
+    tmp_path_factory: pytest.TempPathFactory, nursery: trio.Nursery
+) -> None:
+    cluster = NatsCluster(tmp_path_factory.mktemp("election"))
+    cluster.start()
+    try:
+        owner = await successor(nursery, cluster.urls, "election")
+        await owner.journal.take_over()
+        payloads = [b"%d" % number for number in range(400)]
+        owner.outcomes.append(*payloads[:100])
+        await owner.outcomes.wait(50)
+        info = await call_when_ready(owner.client, f"STREAM.INFO.{owner.store.stream}")
+        leader = next(node for node in cluster.nodes if node.name == info["cluster"]["leader"])
+        owner.outcomes.append(*payloads[100:300])
+        leader.kill()
+        owner.outcomes.append(*payloads[300:])
+        await owner.outcomes.wait(400)
+        entries = await collected(owner.journal, 400)
+        assert [(entry.payload, entry.position) for entry in entries if entry.payload] == owner.outcomes.all
+        assert [payload for payload, _ in owner.outcomes.all] == payloads
+    finally:
+        cluster.kill()
