@@ -20,6 +20,7 @@ from qb.cli.commands import (
     push_commands,
     run_commands,
     subscription_commands,
+    tls_commands,
     topic_commands,
     transaction_commands,
     users_commands,
@@ -37,7 +38,7 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
     ("Consumer groups", group_commands.COMMANDS),
     ("Transactions", transaction_commands.COMMANDS),
     ("The broker", health_commands.COMMANDS + bench_commands.COMMANDS),
-    ("Users and rights", users_commands.COMMANDS),
+    ("Users and rights", users_commands.COMMANDS + tls_commands.COMMANDS),
     ("The data directory", verify_commands.COMMANDS),
 )
 

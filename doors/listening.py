@@ -21,6 +21,8 @@ from qb.doors.binary.session import Session
 from qb.doors.brief_session import BriefSession, brief_scopes
 from qb.doors.connection_limits import ConnectionLimits, ConnectionSlot
 from qb.doors.socket_poll import AVAILABLE, SocketPoll
+from qb.doors.tls_session import TlsSession
+from qb.doors.tls_transport import ServerTls, TlsTransport
 from qb.doors.transport import Transport
 from qb.doors.unfinished_input import InputBudget
 from qb.doors.unread_output import OutputBudget
@@ -125,7 +127,9 @@ def _limits(settings: Settings) -> ConnectionLimits:
 class Peers:
     """The peers that are connected, of all doors."""
 
-    def __init__(self, broker: MessageBroker) -> None:
+    def __init__(self, broker: MessageBroker, tls: ServerTls | None = None) -> None:
+        """With `tls`, every door speaks TLS."""
+        self._tls = tls
         self._broker = broker
         self._sessions: set[PeerSession] = set()
         self._limits = _limits(broker.settings)
@@ -157,20 +161,28 @@ class Peers:
             self._welcome(sock, address[0], address[1], door, sessions)
 
     def _welcome(self, sock: socket.socket, host: str, port: int, door: Door, sessions: trio.Nursery) -> None:
-        transport = Transport(sock, self._poll, self._budget, self._unread)
         address = f"{host}:{port}"
+        if self._tls is not None:
+            transport: Transport = TlsTransport(sock, self._tls.context, self._poll, self._budget, self._unread)
+        else:
+            transport = Transport(sock, self._poll, self._budget, self._unread)
         try:
             slot = self._limits.admit(door.name, host, has_urgent=bool(door.urgent))
         except TooManyConnections as error:
-            transport.send(self._refusal(door, address, error))
+            refused = self._refusal(door, address, error)
+            if not isinstance(transport, TlsTransport):  # one that is not welcome is worth no handshake
+                transport.send(refused)
             transport.close()
             return
-        session = (
-            door.open(transport, address)
-            if slot.refusal is None
-            else self._brief(transport, door, address, slot.refusal)
-        )
-        sessions.start_soon(self._serve, session, slot)
+        sessions.start_soon(self._serve, self._session(transport, door, address, slot), slot)
+
+    def _session(self, transport: Transport, door: Door, address: str, slot: ConnectionSlot) -> PeerSession:
+        def opened() -> PeerSession:
+            if slot.refusal is not None:
+                return self._brief(transport, door, address, slot.refusal)
+            return door.open(transport, address)
+
+        return TlsSession(transport, address, opened, door.refuse) if isinstance(transport, TlsTransport) else opened()
 
     def _refusal(self, door: Door, address: str, error: TooManyConnections) -> bytes:
         self._broker.metrics.connections_refused[door.name] += 1

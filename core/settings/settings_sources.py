@@ -15,6 +15,7 @@ from qb.core.settings.settings_table import TABLE, Setting, Settings
 
 CONFIG_FILE, CONFIG_FILE_FLAG = "QB_CONFIG_FILE", "--config-file"
 _CONFIG_FLAGS = (CONFIG_FILE_FLAG, "--config")
+INSECURE = "--insecure"  # a setting that can be given without a value
 DEBUG = "QB_DEBUG"  # read by the command line: show tracebacks
 
 _BY_NAME = {setting.name: setting for setting in TABLE}
@@ -70,7 +71,7 @@ def _read_flags(argv: Sequence[str], switches: Collection[str]) -> tuple[list[Gi
     given: list[Given] = []
     file: File | None = None
     words = iter(argv)
-    for word in words:
+    while (word := next(words, None)) is not None:
         flag, equals, value = word.partition("=")
         if word in switches:
             continue
@@ -81,6 +82,8 @@ def _read_flags(argv: Sequence[str], switches: Collection[str]) -> tuple[list[Gi
         if flag not in _CONFIG_FLAGS and flag not in _BY_FLAG:
             raise SettingsError(f"{flag}: unknown flag{nearest(flag, [*_BY_FLAG, *_CONFIG_FLAGS, *switches])}")
         text = value if equals else next(words, None)
+        if flag == INSECURE and not equals and (text is None or text.startswith("--")):  # it reads as a switch
+            words, text = iter([*([] if text is None else [text]), *words]), "true"
         if text is None or (not equals and text.startswith("--")):
             raise SettingsError(f"{flag}: this flag needs a value")
         if flag in _CONFIG_FLAGS:

@@ -212,6 +212,17 @@ class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Setting("QB_USERS_FILE", OPTIONAL_TEXT, "file of users and their rights; none: each peer may do everything"),
     ] = ""
+    tls_cert: Annotated[
+        str, Setting("QB_TLS_CERT", OPTIONAL_TEXT, "certificate chain of the broker, PEM: every door speaks TLS then")
+    ] = ""
+    tls_key: Annotated[str, Setting("QB_TLS_KEY", OPTIONAL_TEXT, "its private key, PEM")] = ""
+    tls_client_ca: Annotated[
+        str,
+        Setting("QB_TLS_CLIENT_CA", OPTIONAL_TEXT, "authority of the certificates of clients, PEM"),
+    ] = ""
+    insecure: Annotated[
+        bool, Setting("QB_INSECURE", BOOLEAN, "listen beyond loopback without users or without TLS; warned of")
+    ] = False
     audit_file: Annotated[
         str,
         Setting(

@@ -19,9 +19,11 @@ from qb.core.rights.known_users import KnownUsers
 from qb.core.rights.users_file import UsersFileError
 from qb.core.settings import Settings, SettingsError, describe_flags, load, render
 from qb.core.wire.version import __version__
+from qb.doors.exposure import exposed, refusal_to_listen
 from qb.doors.http.recovery_answers import answer_recovering
 from qb.doors.json_lines.json_door import JsonDoor
 from qb.doors.listening import BinaryDoor, Door, ListeningDoor, Peers, listen
+from qb.doors.tls_transport import ServerTls
 from qb.storage.engine import Engine, RecoveryReport
 from qb.storage.file_limit import file_limit, most_connections, raise_file_limit
 from qb.storage.files import CannotOpen
@@ -43,11 +45,12 @@ async def serve(
     stop: trio.Event,
     *,
     started: Callable[[MessageBroker], None] = lambda broker: None,
+    tls: ServerTls | None = None,
 ) -> None:
     """Start every long-lived task of the server; returns when `stop` is set and everything received is finished."""
     broker = MessageBroker(engine, settings)
     with broker.metrics.event_loop.watching():
-        await _serve(broker, listening, stop, started)
+        await _serve(broker, listening, stop, started, tls)
 
 
 async def _serve(
@@ -55,9 +58,10 @@ async def _serve(
     listening: Sequence[ListeningDoor],
     stop: trio.Event,
     started: Callable[[MessageBroker], None],
+    tls: ServerTls | None,
 ) -> None:
     engine, settings = broker.engine, broker.settings
-    peers = Peers(broker)
+    peers = Peers(broker, tls)
     async with trio.open_nursery() as storage:  # outlives every task that stores
         storage.start_soon(engine.run)
         await broker.transactions.finish_all()
@@ -139,23 +143,40 @@ async def run(settings: Settings) -> None:
                 brokers.append(broker)
                 announce(settings, listening, broker)
 
-            reload = partial(reload_all, brokers) if settings.security.users_file else None
+            tls = tls_of(settings)
+            reload = partial(reload_all, brokers, tls) if settings.security.users_file or tls else None
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(partial(stop_on_signal, signals, stop, hangup_stops=hangup_stops, reload=reload))
-                await serve(settings, engine, listening, stop, started=started)
+                await serve(settings, engine, listening, stop, started=started, tls=tls)
                 nursery.cancel_scope.cancel()
         finally:
             engine.close()
     log.info("stopped")
 
 
-def reload_all(brokers: Sequence[MessageBroker]) -> None:
+def tls_of(settings: Settings) -> ServerTls | None:
+    """Return the certificate of the broker, if it has one. Raises OSError with words for the operator."""
+    security = settings.security
+    if not security.tls_cert:
+        if security.tls_key or security.tls_client_ca:
+            raise OSError("QB_TLS_KEY and QB_TLS_CLIENT_CA need QB_TLS_CERT beside them")
+        return None
+    return ServerTls(security.tls_cert, security.tls_key, security.tls_client_ca)
+
+
+def reload_all(brokers: Sequence[MessageBroker], tls: ServerTls | None) -> None:
     """Read again what can change while the broker runs. What cannot be read stays as it was, and the log says so."""
     for broker in brokers:
         try:
             log.info("SIGHUP: read %s again", counted(broker.access.users.reload(), "user"))
         except UsersFileError as error:
             log.error("SIGHUP: the users stay as they were: %s", error)
+    try:
+        if tls is not None:
+            tls.reload()
+            log.info("SIGHUP: read the certificate again; new connections use it")
+    except OSError as error:
+        log.error("SIGHUP: the certificate stays as it was: %s", error)
 
 
 @contextmanager
@@ -186,7 +207,8 @@ def http_door(broker: MessageBroker) -> Door:
 
 async def open_engine(settings: Settings, listening: Sequence[ListeningDoor]) -> Engine:
     """Return the opened storage; meanwhile the HTTP door says that the broker is recovering. Raises CannotOpen."""
-    waiting = [listener for each in listening if each.door is http_door for listener in each.listeners]
+    plain = not settings.security.tls_cert  # a peer that speaks TLS waits until the broker can
+    waiting = [listener for each in listening if plain and each.door is http_door for listener in each.listeners]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(answer_recovering, waiting)
         engine = await trio.to_thread.run_sync(LocalEngine.open, settings.storage)
@@ -197,6 +219,8 @@ async def open_engine(settings: Settings, listening: Sequence[ListeningDoor]) ->
 def announce(settings: Settings, listening: Sequence[ListeningDoor], broker: MessageBroker) -> None:
     """Log for the operator what runs where, and what the start found."""
     found = broker.engine.recovery
+    if where := exposed(settings):
+        log.warning("%s can be reached without users or without TLS: --insecure was given", ", ".join(where))
     for note in (*found.notes, *broker.transactions.notes):
         log.warning("%s", note)
     try:
@@ -260,8 +284,12 @@ def carry_out(argv: Sequence[str]) -> int:
     settings = loaded.settings
     try:
         KnownUsers(settings.security.users_file)
-    except UsersFileError as error:
+        tls_of(settings)
+    except (UsersFileError, OSError) as error:
         print(f"qb-server: {error}", file=sys.stderr)
+        return 2
+    if exposed(settings) and not settings.security.insecure:
+        print(f"qb-server: {refusal_to_listen(settings)}", file=sys.stderr)
         return 2
     start_logging(settings.server.log_level)
     raise_file_limit()

@@ -1,0 +1,42 @@
+"""Which addresses could be reached from elsewhere without users or without TLS. Pure: settings in, texts out."""
+
+from __future__ import annotations
+
+import socket
+from ipaddress import ip_address
+
+from qb.core.settings import Settings
+
+
+def exposed(settings: Settings) -> list[str]:
+    """Return the addresses beyond loopback that a broker with these settings listens on, unless it is secured."""
+    security = settings.security
+    if security.users_file and security.tls_cert:
+        return []
+    doors = [(settings.server.host, True), *((door.host, door.port != 0) for door in (settings.json, settings.http))]
+    return list(dict.fromkeys(host for host, is_open in doors if is_open and not _is_loopback(host)))
+
+
+def _is_loopback(host: str) -> bool:
+    """Say whether all addresses of a host are loopback. One that cannot be found is refused when it is listened on."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror:
+        return True
+    return all(ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
+
+
+def refusal_to_listen(settings: Settings) -> str:
+    """Return why the start is refused, and the commands that mend it."""
+    missing = [
+        *([] if settings.security.users_file else ["users"]),
+        *([] if settings.security.tls_cert else ["TLS"]),
+    ]
+    lines = [
+        f"{', '.join(exposed(settings))} can be reached from elsewhere without {' and without '.join(missing)}; do"
+    ]
+    if "users" in missing:
+        lines.append("  qb users add ops --allow 'admin:*' --file users && export QB_USERS_FILE=users")
+    if "TLS" in missing:
+        lines.append("  qb tls make-dev --dir tls && export QB_TLS_CERT=tls/cert.pem QB_TLS_KEY=tls/key.pem")
+    return "\n".join([*lines, "or give --insecure, and every peer that can reach it may do what it likes"])
