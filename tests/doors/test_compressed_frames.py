@@ -11,6 +11,7 @@ import zstandard
 from qb.core.wire.compression.compressed_frames import compress
 from qb.core.wire.frames import Frame, MessageType, encode_frame
 from tests.support.brokers import BrokerProcess
+from tests.support.bystanders import memory
 from tests.support.peers import Peer, stored_messages
 
 COMPRESSED, PUBLISH = MessageType.COMPRESSED, MessageType.PUBLISH
@@ -181,6 +182,27 @@ def test_what_peers_inflate_counts_in_the_budget_of_unfinished_input(start_broke
         refused = refusal(peer)
         assert refused.properties["code"] == "LIMIT_REACHED"
         assert "QB_MAX_UNFINISHED_BYTES" in refused.properties["error"]
+
+
+def test_forty_peers_that_inflate_a_message_each_hold_no_more_than_the_budget(start_broker):
+    """Each sends 2 KB that stand for 16 MiB; one byte is missing, so that nothing is stored."""
+    broker: BrokerProcess = start_broker(max_unfinished_bytes="32MiB")
+    frame = packed(publishes("t", bytes(16 << 20))[:-1])
+    with Peer(broker.port) as maker:
+        maker.create_topic("t")
+    before = memory(broker, "VmHWM")
+    peers = [Peer(broker.port, timeout=50) for _ in range(40)]
+    for peer in peers:
+        peer.hello(compression=BOTH)
+    for peer in peers:
+        peer.send_bytes(frame)
+    codes = {refusal(peer).properties["code"] for peer in peers}
+    for peer in peers:
+        peer.socket.close()
+    assert codes == {"BAD_FRAME"}
+    assert memory(broker, "VmHWM") - before < 256 << 20
+    with Peer(broker.port) as reader:
+        assert reader.publish("t", b"still here").properties["offset"] == "0"
 
 
 def test_answers_are_compressed_for_a_peer_that_asks_for_it(shared, topic):

@@ -10,7 +10,9 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import lz4.frame
 import pytest
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -112,12 +114,25 @@ def mutations(draw: st.DrawFn, data: bytes) -> bytes:
     return bytes(changed)
 
 
-valid = st.lists(requests() | messages(), min_size=1, max_size=6).map(b"".join)
+@st.composite
+def compressed(draw: st.DrawFn) -> bytes:
+    """A COMPRESSED frame of other frames, whose size and codec may be lies."""
+    inside = b"".join(draw(st.lists(messages(), min_size=1, max_size=6)))
+    codec, body = draw(st.sampled_from([("zstd", zstandard.compress(inside)), ("lz4", lz4.frame.compress(inside))]))
+    about = {"codec": draw(st.just(codec) | words), "size": str(draw(st.just(len(inside)) | numbers))}
+    if "\0" in about["codec"]:
+        about["codec"] = codec
+    return encode_frame(MessageType.COMPRESSED, draw(sequence_numbers), 0, about, draw(st.just(body) | mutations(body)))
+
+
+COMPRESSING = {"protocol": "1", "compression": "zstd,lz4", "compressed_answers": "zstd"}
+valid = st.lists(requests() | messages() | compressed(), min_size=1, max_size=6).map(b"".join)
 openings = st.sampled_from(
     [
         b"",
         encode_frame(MessageType.HELLO, 1, 0, {"protocol": "1"}),
         encode_frame(MessageType.HELLO, 1, 0, {"protocol": "1", "producer_id": "new"}),
+        encode_frame(MessageType.HELLO, 1, 0, COMPRESSING),
         encode_frame(MessageType.CREATE_TOPIC, 1, 0, {"topic": "hostile", "partitions": "2"})
         + encode_frame(MessageType.CREATE_SUBSCRIPTION, 2, 0, {"topic": "hostile", "subscription_id": "hostile"})
         + encode_frame(MessageType.SUBSCRIBE, 3, 0, {"subscription_id": "hostile"}),
