@@ -26,12 +26,13 @@ class MessageBuffer(Generic[Handle]):
 
     def __init__(self, topic: str, options: ProducerOptions) -> None:
         self._topic, self._options, self._notes = topic, options, MessageNotes(topic, options.partition)
-        self._batch_size, self._overhead = options.batch_size, self._notes.plain.form.overhead
+        self._last_index, self._overhead = options.batch_size - 1, self._notes.plain.form.overhead
         self._longest = UNKNOWN_LIMIT
         self._spans = tracing()  # looked for again with each batch
 
     def _start_buffer(self, lock: Any) -> None:
-        self._lock, self._buffered = lock, BufferedMessages(self._topic, self._options, lock)
+        self._acquire, self._release = lock.acquire, lock.release
+        self._buffered = BufferedMessages(self._topic, self._options, lock)
 
     def _begin_batch(self) -> SendBatch:
         """Return the batch to fill; with the lock held."""
@@ -69,29 +70,31 @@ class MessageBuffer(Generic[Handle]):
             RuntimeError: The producer is closed.
             UsedAfterFork: The producer was opened by the parent of this process.
         """
+        if self._spans is not None:
+            properties = self._spans.created(self._topic, properties or {})
+        note = None
+        if key is not None or properties is not None or partition is not None or timestamp:
+            note = self._notes.of(partition, key, properties, milliseconds(timestamp))
         if type(value) is not bytes:
             value = as_bytes(value)
         size = len(value)
         if size > self._longest:
             check_size(value, self._longest)
-        if self._spans is not None:
-            properties = self._spans.created(self._topic, properties or {})
-        note = None
-        if key is not None or properties or partition is not None or timestamp:
-            note = self._notes.of(partition, key, properties, milliseconds(timestamp))
-        with self._lock:
+        self._acquire()  # a third quicker than a `with` block
+        try:
             batch = self._buffered.filling or self._begin_batch()
             bodies = batch.bodies
             index = len(bodies)
             bodies.append(value)
             if note is None:
-                size += self._overhead
+                size = batch.size = batch.size + size + self._overhead
             else:
                 batch.note(note)
-                size += note.form.overhead
-            batch.size = size = batch.size + size
-            if size >= batch.enough or index + 1 >= self._batch_size:
+                size = batch.size = batch.size + size + note.form.overhead
+            if size >= batch.enough or index >= self._last_index:
                 self._batch_full()
+        finally:
+            self._release()
         return self._handle(batch, index)
 
     @property

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from qb.clients.aio.methods.publishing import AsyncPublishMethods
-from qb.clients.aio.sending.send_handles import AsyncSendHandle, OnDelivery, wait_for_room
+from qb.clients.aio.sending.send_handles import AsyncSendHandle, OnDelivery, let_send, wait_for_room
 from qb.clients.aio.sending.send_task import AsyncSendTask
 from qb.clients.aio.waiting import AsyncGuard, now
 from qb.clients.producing.message_buffer import MessageBuffer
@@ -191,6 +191,7 @@ class AsyncProducer(MessageBuffer[AsyncSendHandle]):
     def _batch_full(self) -> None:
         self._buffered.close_batch()
         self._changed.notify_all()
+        let_send(self._buffered, self._changed)
 
     # Ending
 

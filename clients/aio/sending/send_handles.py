@@ -31,6 +31,10 @@ def wait_for_room(buffered: BufferedMessages, changed: AsyncGuard, options: Prod
     raise buffered.full()
 
 
+def let_send(buffered: BufferedMessages, changed: AsyncGuard) -> None:
+    """A task that sends gets its turn when the caller waits for anything."""
+
+
 class AsyncSendHandle(msgspec.Struct, eq=False, gc=False):
     """A message that was given to a producer; await it for its receipt. It may be awaited often, by any task.
 

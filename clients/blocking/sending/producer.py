@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from qb.clients.blocking.methods.publishing import PublishMethods
-from qb.clients.blocking.sending.send_handles import OnDelivery, SendHandle, wait_for_room
+from qb.clients.blocking.sending.send_handles import OnDelivery, SendHandle, let_send, wait_for_room
 from qb.clients.blocking.sending.send_task import SendTask
 from qb.clients.blocking.waiting import Guard, now
 from qb.clients.producing.message_buffer import MessageBuffer
@@ -181,6 +181,7 @@ class Producer(MessageBuffer[SendHandle]):
     def _batch_full(self) -> None:
         self._buffered.close_batch()
         self._changed.notify_all()
+        let_send(self._buffered, self._changed)
 
     # Ending
 

@@ -14,6 +14,9 @@ from qb.clients.producing.send_batch import Delivery, SendBatch
 from qb.clients.protocol.client_errors import RequestTimedOut
 from qb.clients.protocol.receipts import Receipt
 
+PILE = 4  # batches that are ready
+GIVE_WAY = 0.005  # seconds at most, as the interpreter's own switch between threads
+
 OnDelivery = Callable[[Delivery], object]
 
 
@@ -27,6 +30,12 @@ def wait_for_room(buffered: BufferedMessages, changed: Guard, options: ProducerO
     if options.when_full == "raise":
         raise buffered.full()
     changed.wait_for(lambda: buffered.has_room or buffered.closed)
+
+
+def let_send(buffered: BufferedMessages, changed: Guard) -> None:
+    """Give way to the thread that sends, if batches pile up: a caller that never waits would keep it from running."""
+    if len(buffered.queue.ready) >= PILE:
+        changed.wait_for(lambda: not buffered.queue.ready, GIVE_WAY)
 
 
 class _ThreadWaiter:
