@@ -128,6 +128,13 @@ def reserve(fd: int, position: int, size: int) -> None:
             os.posix_fallocate(fd, position, size)
 
 
+def forget_cached(fd: int) -> None:
+    """Have the system read the file from the disk the next time, not from its memory. Best effort."""
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def read_all(fd: int, length: int, position: int) -> bytes:
     """Return `length` bytes at `position`, fewer only at the end of the file. May wait for the disk."""
     data = os.pread(fd, length, position)

@@ -371,6 +371,7 @@ class LocalEngine:
                 keepers.start_soon(self._watch_directory)
                 keepers.start_soon(keep_running, "extents of logs", self._extents.run)
                 keepers.start_soon(background.prove, self._logs)
+                keepers.start_soon(keep_running, "poisoned logs", partial(background.reopen_forever, self._logs))
                 limits = settings.retention_hours, settings.retention_bytes, settings.retention_interval
                 drop = partial(background.drop_forever, self._logs, self._shared.clock, *limits)
                 keepers.start_soon(keep_running, "retention", drop)

@@ -22,6 +22,7 @@ from qb.storage.log.segment_index import IndexEntries
 logger = logging.getLogger(__name__)
 SLICE = 256 * 1024  # proved at a time
 PAUSE = 0.01  # between two slices, so that proving stays a small part of what the machine does
+REOPEN_AFTER = 30.0  # seconds between two tries to open a poisoned log anew
 
 Logs = Callable[[], Iterable[tuple[Topic, LocalLog]]]
 
@@ -56,6 +57,17 @@ async def drop_expired(log: LocalLog, now_ms: int, hours: float, limit: int) -> 
             logger.warning("%s stays until after the next start: %s", dropped[0].log_path, error)
         else:
             await trio.to_thread.run_sync(_delete, dropped)
+
+
+async def reopen_forever(logs: Logs) -> None:
+    """Open poisoned logs anew, again and again."""
+    faults = Faults()
+    while True:
+        await trio.sleep(REOPEN_AFTER)
+        for _, log in list(logs()):
+            if log.may_reopen:
+                with faults.contained(f"opening of {log.topic}/{log.partition}"):
+                    await log.reopen()
 
 
 def _delete(segments: list[Segment]) -> None:

@@ -186,7 +186,7 @@ class DiskFull(RequestRefused):
 
 
 class LogPoisoned(RequestRefused):
-    """An fsync failed at the broker; that log takes nothing more until the broker restarts."""
+    """An fsync failed at the broker; that log takes nothing until its file has been proved anew."""
 
 
 class LogDamaged(RequestRefused):

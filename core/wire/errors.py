@@ -206,7 +206,7 @@ class DiskFull(BrokerError):
 
 
 class LogPoisoned(BrokerError):
-    """An fsync failed, so nothing more is accepted for this log until the broker restarts."""
+    """An fsync failed, so nothing is accepted for this log until its file has been proved anew."""
 
 
 class LogDamaged(BrokerError):

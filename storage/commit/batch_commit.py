@@ -131,7 +131,7 @@ class BatchCommit(NamedTuple):
 
     def _failed(self, failure: OSError) -> FailedBatch:
         if isinstance(failure, SyncFailed):
-            text = f"{self.name} takes no more messages until the broker restarts: {failure.strerror}"
+            text = f"{self.name} takes no messages until its file has been proved anew: {failure.strerror}"
             return FailedBatch(LogPoisoned(text), poisoned=True)
         kind = DiskFull if failure.errno in NO_ROOM else LogPoisoned
         return FailedBatch(kind(f"{self.name} could not store the message: {failure.strerror}"), poisoned=False)

@@ -15,7 +15,7 @@ import msgspec
 from qb.core.wire.errors import LogDamaged
 from qb.core.wire.frames import HEAD
 from qb.storage.clean_stop import NAME, LogEnd
-from qb.storage.files import NO_ROOM, OpenFiles, SyncFailed, datasync
+from qb.storage.files import NO_ROOM, OpenFiles, SyncFailed, datasync, forget_cached
 from qb.storage.log.log_extents import UNKNOWN, LogExtent
 from qb.storage.log.producer_ranges import ProducerRanges
 from qb.storage.log.sealed_batches import DATA, SEAL, SEAL_HEAD, BadBatch, find_seal, walk
@@ -59,6 +59,20 @@ def recover(files: OpenFiles, directory: Path, end: LogEnd | None = None, extent
     except LogDamaged as damage:
         found.damage = damage
     return found
+
+
+def prove_again(files: OpenFiles, newest: Segment, extent: LogExtent) -> RecoveredLog:
+    """Open a partition again whose newest segment could not be synced, without what was written behind its end.
+
+    The file is read from the disk, not from the system's memory, which may hold what the disk has not. Blocks. Raises
+    OSError.
+    """
+    newest.cut(newest.size)
+    with newest.open() as fd:
+        datasync(fd)
+        forget_cached(fd)
+    files.forget(newest.log_path, newest.index_path)
+    return recover(files, newest.directory, LogEnd(newest.size, newest.next_offset), extent)
 
 
 def notes_on(parts: Mapping[str, Sequence[RecoveredLog]]) -> list[str]:

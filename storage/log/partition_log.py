@@ -25,7 +25,8 @@ from qb.storage.commit.pending_runs import PendingRuns, WaitingRun, answer
 from qb.storage.commit.writer_threads import WorkerSlot, result_of
 from qb.storage.engine import AppendRun, Done, LogState, ProducerRange, StoredChunk
 from qb.storage.log.log_context import HOUR_MS, LogContext, TopicHealth
-from qb.storage.log.log_recovery import RecoveredLog
+from qb.storage.log.log_extents import LogExtent
+from qb.storage.log.log_recovery import RecoveredLog, prove_again
 from qb.storage.log.recent_batches import RecentBatches, StoredBatch, cut, extend, joined
 from qb.storage.log.sealed_batches import BadBatch
 from qb.storage.log.segment import Segment
@@ -75,6 +76,7 @@ class LocalLog:
         self._shown_early: list[StoredBatch] = []  # readers may see them, and they are not durable here
         self._is_poisoned = False  # is it unknown what the file holds behind the durable end?
         self._is_stuck = False  # is something being written whose waiters were answered already?
+        self._is_reopening = False  # does a thread prove the files anew?
         self._indexing = False  # are entries of the index being written?
         self._idle = Signal()
         self._watchers = Watchers()
@@ -319,6 +321,37 @@ class LocalLog:
         logger.error("%s", failure.error)
         return failure.error
 
+    # Opening anew
+
+    @property
+    def may_reopen(self) -> bool:
+        """Is it poisoned, with nothing in the way of opening it anew? What it shows early only a start can store."""
+        in_use = self._writing or self._indexing or self._is_stuck or self._shown_early
+        poisoned = self._is_poisoned and isinstance(self._refusal, LogPoisoned)
+        return poisoned and bool(self._segments) and not in_use and not self._health.damage
+
+    async def reopen(self) -> None:
+        """Prove a poisoned log as a start does, behind a cut to what was durable, and take messages again.
+
+        Raises OSError if the disk still fails. What was durable and is not there stops the topic.
+        """
+        refusal, segments = self._refusal, self._segments
+        extent = LogExtent(self.first_offset, self._durable_offset)
+        self._is_reopening = True
+        try:
+            found = await trio.to_thread.run_sync(prove_again, self._shared.files, segments[-1], extent)
+        finally:
+            self._is_reopening = False
+            self._idle.set()
+        if self._refusal is not refusal or self._segments is not segments:
+            return  # it was deleted, ended or shortened meanwhile
+        if found.damage:
+            self.report_damage(found.damage)
+            return
+        self._segments, self._producer_ranges = found.segments, found.producer_ranges
+        self._refusal, self._is_poisoned = None, False
+        logger.warning("%s was proved anew and takes messages again", self._name)
+
     # Ending
 
     def refuse(self, error: BrokerError) -> None:
@@ -353,8 +386,8 @@ class LocalLog:
         return LogEnd(segment.size, segment.next_offset)
 
     async def wait_until_idle(self) -> None:
-        """Return when nothing is being written."""
-        while self._writing or self._indexing:
+        """Return when nothing is being written, and no thread proves the files anew."""
+        while self._writing or self._indexing or self._is_reopening:
             await self._idle.wait()
 
     def forget(self) -> None:

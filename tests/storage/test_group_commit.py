@@ -262,9 +262,7 @@ async def test_a_log_without_room_says_so_until_its_batch_is_taken(
         await last.wait()
 
 
-async def test_a_failed_sync_poisons_the_log_until_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_sync_poisons_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(tmp_path) as engine:
         log = engine.log("t", 0)
         await engine.create_topic(Topic(topic="u"))
