@@ -33,12 +33,13 @@ def main() -> None:
     """Print each step."""
     with running_broker() as address:
         print(f"1. a broker listens on {address.partition(':')[0]}")
-        with BrokerClient(address) as producer:
-            producer.create_topic("orders", partitions=2)
+        with BrokerClient(address) as client, client.producer("orders", linger_ms=5) as producer:
+            client.create_topic("orders", partitions=2)
             print("2. there is a topic with 2 partitions")
-            for number in range(3):
-                receipt = producer.publish_json("orders", {"id": number, "item": "tea"}, key=f"customer-{number}")
-                print(f"3. order {number} is {receipt.durability}")
+            orders = [b'{"id": %d, "item": "tea"}' % number for number in range(3)]
+            handles = [producer.send(order, key=f"customer-{n}") for n, order in enumerate(orders)]  # in one batch
+            for number, handle in enumerate(handles):
+                print(f"3. order {number} is {handle.result(timeout=30).durability}")
         handled = 0
         with Consumer("billing", "orders", host=address) as consumer:
             while handled < 3:
