@@ -193,12 +193,20 @@ def redis_server(directory: Path) -> Iterator[Server]:
 @contextmanager
 def nats_server(directory: Path) -> Iterator[Server]:
     """Yield a NATS server whose JetStream syncs before it answers. Raises PeerMissing."""
+    with nats_node(directory, "nats") as server:
+        yield server
+
+
+@contextmanager
+def nats_node(directory: Path, name: str, cluster: str = "") -> Iterator[Server]:
+    """Yield a NATS server, alone or with the cluster that its configuration names. Raises PeerMissing."""
     port = free_port()
-    configuration = directory / "nats.conf"
+    configuration = directory / f"{name}.conf"
     configuration.write_text(
-        f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{directory}/jetstream", sync_interval: always }}\n'
+        f'server_name: {name}\nlisten: "127.0.0.1:{port}"\n'
+        f'jetstream {{ store_dir: "{directory}/{name}", sync_interval: always }}\n{cluster}\n'
     )
-    with _running([_program("nats-server"), "-c", str(configuration)], port, directory / "nats.out") as server:
+    with _running([_program("nats-server"), "-c", str(configuration)], port, directory / f"{name}.out") as server:
         yield server
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,6 +12,8 @@ from qb.replication.journal.journal_records import MOST_RECORD_BYTES, MOST_WINDO
 from qb.replication.journal.journal_store import Answer, JournalError, JournalStore, StoredRecord, Timers
 from qb.replication.journal.record_chain import ChainPoint
 from qb.replication.journal.takeover import READ_AT_ONCE, ReadOn, TakenOver, Takeover, TakeoverStep
+
+logger = logging.getLogger(__name__)
 
 WINDOW = 64
 
@@ -66,23 +69,32 @@ class JournalWriter:
         JournalLost. It is never called inside append().
         """
         assert self._appends is not None, "take_over() comes first"
-        self._carry_out(self._appends.append(payload, committed))
+        actions = self._appends.append(payload, committed)
+        if self._appends.failure is None:
+            self._carry_out(actions)
+        else:
+            self._timers.call_later(0, partial(self._carry_out, actions))
 
     def stop(self, error: JournalError) -> None:
         """Write nothing more; everything that is open is answered with the error."""
         if self._appends is not None and self._appends.failure is None:
-            self._carry_out(self._appends.fail(error))
+            self._timers.call_later(0, partial(self._carry_out, self._appends.fail(error)))
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
+        """Send first and commit then: a caller that appends again when it is called comes behind what is sent here."""
+        commits = [action for action in actions if isinstance(action, Commit)]
         for action in actions:
             if isinstance(action, Send):
                 self._send(action)
             elif isinstance(action, Look):
                 self._store.look(action.position, 1, partial(self._found, action.position))
-            elif isinstance(action, Commit):
-                self._timers.call_later(0, partial(action.committed, action.outcome))
-            else:
+            elif not isinstance(action, Commit):
                 self._fence_anew()
+        for commit in commits:
+            try:
+                commit.committed(commit.outcome)
+            except Exception:
+                logger.exception("a callback of the journal failed")
 
     def _send(self, send: Send) -> None:
         if send.pause:

@@ -108,3 +108,30 @@ async def test_a_takeover_from_before_a_trim_needs_a_snapshot(timers: EagerWorld
     await journal.trim(2)
     with pytest.raises(JournalGap, match="start from a snapshot"):
         await Journal(MemoryStore(stream, timers), timers, "b").take_over()
+
+
+async def test_a_callback_that_fails_harms_no_other_append(
+    timers: EagerWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = Journal(MemoryStore(MemoryStream(), timers), timers, "a")
+    await journal.take_over()
+
+    def fail(outcome: object) -> None:
+        raise RuntimeError("a fault")
+
+    outcomes = Outcomes(journal)
+    journal.append(b"a", fail)
+    outcomes.append(b"b")
+    await outcomes.wait(1)
+    assert "a callback of the journal failed" in caplog.text
+
+
+async def test_payloads_that_are_appended_by_a_callback_come_in_order(timers: EagerWorld) -> None:
+    journal = Journal(MemoryStore(MemoryStream(), timers), timers, "a", window=3)
+    await journal.take_over()
+    outcomes = Outcomes(journal)
+    for number in range(10):
+        journal.append(b"first %d" % number, lambda outcome, it=number: outcomes.append(b"second %d" % it))
+    await outcomes.wait(10)
+    assert [payload for payload, _ in outcomes.all] == [b"second %d" % number for number in range(10)]
+    assert [position for _, position in outcomes.all] == sorted(position for _, position in outcomes.all)
