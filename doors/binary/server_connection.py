@@ -253,25 +253,27 @@ class ServerConnection:
             self._at = end
             frame = bytes(memoryview(buffer)[start:] if start else buffer) if total < LONG else self._give_away(start)
             return AppendRun(frame, (0,), first_offset, producer_id, first_number)
-        stop = first_number + limit if limit else -1
+        stop = first_number + (limit or end)  # the number of a frame that surely does not belong to the run
         publish, data, latest = PUBLISH, DATA, LATEST_MS
         patch, patch_with_time = TYPE_AND_SEQUENCE.pack_into, _TYPE_SEQUENCE_TIMESTAMP.pack_into
-        expected, shift, routes, same = first_number, first_offset - first_number, self._routes, route[:2]
+        shift, routes, same = first_offset - first_number, self._routes, route[:2]
         head = _head_with_properties(length)
         unpack, size = head.unpack_from, head.size
         first = unpack(buffer, at)[5]
         known = {first}  # properties that belong to the run
         positions: Sequence[int] = ()
-        others: list[int] = []  # positions of those that are taken one by one
+        others: list[int] = []  # where those are that are taken one by one
         keep = others.append
         rows = UniformFrames.at(buffer, at, end, limit)
         if rows and (rows := rows.sharing_head(size)):
             rows.give_head(HEAD.pack(total, data, offset, timestamp or now_ms, length))
-            at, expected = rows.end, expected + rows.count
-            positions = rows.positions
-        while end - at >= size:
+            at, positions = rows.end, rows.positions
+        for expected in range(first_number + len(positions), stop):
+            if end - at < size:
+                break
             total, kind, number, timestamp, properties_length, properties, body_length = unpack(buffer, at)
-            if kind != publish or number != expected or total > end - at or number == stop:
+            following = at + total
+            if number != expected or kind != publish or following > end:
                 break
             if properties_length != length:
                 if properties_length > min(total - OVERHEAD, MAX_PROPERTIES):
@@ -291,18 +293,17 @@ class ServerConnection:
                 known.add(properties)
             if total != size + body_length or body_length > max_body:
                 break  # next_event() finds the words for it
-            if timestamp:
-                if timestamp > latest:
-                    break
+            if not timestamp:
+                patch_with_time(buffer, at + 4, data, number + shift, now_ms)
+            elif timestamp <= latest:
                 patch(buffer, at + 4, data, number + shift)
             else:
-                patch_with_time(buffer, at + 4, data, number + shift, now_ms)
-            keep(at - start)
-            at += total
-            expected += 1
+                break
+            keep(at)
+            at = following
         self._at = at
         if others:
-            positions = [*positions, *others] if positions else others
+            positions = [*positions, *(others if not start else [each - start for each in others])]
         return AppendRun(self._give_away(start), positions, first_offset, producer_id, first_number)
 
     def _give_away(self, start: int) -> bytes | bytearray:
