@@ -52,6 +52,8 @@ class AsyncConsumer(AsyncConsumerIteration):
         heartbeat_interval: Seconds of silence on the connection after which the broker is asked for a sign of life.
         compression: "zstd" or "lz4": what is fetched travels compressed, if the broker agrees. It needs the extra
             `qb-broker[compression]`.
+        partition: Read this partition of the one topic alone, without sharing it: begin where the group has committed,
+            and commit for the group. Other members of the group are not asked.
 
     Raises:
         ValueError: An argument makes no sense.
@@ -83,6 +85,7 @@ class AsyncConsumer(AsyncConsumerIteration):
         request_timeout: float = 30.0,
         heartbeat_interval: float = 30.0,
         compression: str | None = None,
+        partition: int | None = None,
     ) -> None:
         options = checked_options(
             group_id,
@@ -94,6 +97,7 @@ class AsyncConsumer(AsyncConsumerIteration):
             session_timeout,
             rebalance_timeout,
             FetchTerms(max_bytes, max_wait_ms / 1000, min_bytes),
+            partition,
         )
         self._member = AsyncConsumerMembership(
             options, addresses_of(host, port, servers), client_id, request_timeout, heartbeat_interval, compression

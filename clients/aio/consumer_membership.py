@@ -16,8 +16,9 @@ from qb.clients.aio.link import AsyncLink
 from qb.clients.aio.waiting import AsyncGuard, checkpoint, now, shielded
 from qb.clients.consuming.assigned_partitions import AssignedPartition, PartitionProgress
 from qb.clients.consuming.consumer_options import ConsumerOptions
-from qb.clients.consuming.consumer_state import ConsumerRequest, ConsumerState
+from qb.clients.consuming.consumer_state import ConsumerRequest
 from qb.clients.consuming.fetcher import Fetcher
+from qb.clients.consuming.single_partition import state_of
 from qb.clients.protocol.client_errors import QBError, RequestRefused, RequestTimedOut
 from qb.clients.protocol.conversation import Conversation, answer_of
 from qb.clients.protocol.forking import call_in_child
@@ -42,7 +43,7 @@ class AsyncConsumerMembership:
         compression: str | None,
     ) -> None:
         self._options, self._request_timeout = options, request_timeout
-        self.state = ConsumerState(options)
+        self.state = state_of(options)
         self.changed = AsyncGuard()  # guards the state and all below
         self.in_hand: PartitionProgress | None = None  # what is being iterated
         self._started = self._stopped = self._closed = False

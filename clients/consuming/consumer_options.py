@@ -31,6 +31,7 @@ class ConsumerOptions(NamedTuple):
     session_timeout: float
     rebalance_timeout: float
     terms: FetchTerms = DEFAULT_TERMS
+    partition: int | None = None  # this one alone
 
 
 def checked_options(
@@ -43,6 +44,7 @@ def checked_options(
     session_timeout: float,
     rebalance_timeout: float,
     terms: FetchTerms = DEFAULT_TERMS,
+    partition: int | None = None,
 ) -> ConsumerOptions:
     """Return the options; what only the broker can judge is left to it. Raises ValueError."""
     named = (topics,) if isinstance(topics, str) else tuple(topics)
@@ -52,6 +54,8 @@ def checked_options(
         raise ValueError("max_poll_records and auto_commit_interval_ms must be at least 1")
     if terms.max_bytes < 1 or terms.min_bytes < 1 or not 0 <= terms.max_wait <= LONGEST_WAIT:
         raise ValueError(f"max_bytes and min_bytes must be at least 1, max_wait_ms from 0 to {LONGEST_WAIT * 1000:.0f}")
+    if partition is not None and (len(named) != 1 or partition < 0):
+        raise ValueError("partition must be one of a single topic, from 0 on")
     interval = auto_commit_interval_ms / 1000
     timeouts = session_timeout, max(session_timeout, rebalance_timeout)
-    return ConsumerOptions(group_id, named, auto_commit, interval, start, max_poll_records, *timeouts, terms)
+    return ConsumerOptions(group_id, named, auto_commit, interval, start, max_poll_records, *timeouts, terms, partition)

@@ -35,9 +35,7 @@ def consumer_options(path: str) -> dict[str, Any]:
     if about.topic is None or about.group_id is None:
         missing = "consumer.topic" if about.topic is None else "consumer.group_id"
         raise SettingsError(f"{missing}: is missing in file {path}")
-    if about.partition is not None:
-        raise SettingsError(f"consumer.partition: a group shares out all partitions; leave it away in file {path}")
-    names = ("group_id", "auto_commit", "auto_commit_interval_ms", "max_bytes", "max_wait_ms", "min_bytes")
+    names = ("group_id", "partition", "auto_commit", "auto_commit_interval_ms", "max_bytes", "max_wait_ms", "min_bytes")
     taken = {name: getattr(about, name) for name in names}
     return options | taken | {"topics": about.topic, "start": START.get(about.offset, about.offset)}
 

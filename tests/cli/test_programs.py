@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from qb import AsyncConsumer, AsyncProducer, BrokerClient, Consumer, Producer
+from qb import AsyncConsumer, AsyncProducer, BrokerClient, Consumer, Message, Producer, UnknownPartition
 from qb.core.settings import PROGRAM_TABLE, SettingsError, program_config
 from qb.testing.running_broker import RunningBroker
 from tests.support.brokers import ROOT, BrokerProcess
@@ -349,6 +349,54 @@ async def test_a_consumer_of_the_library_takes_the_same_file(
     async with AsyncConsumer.from_config(config, handle) as asynchronous:
         await asynchronous.run()
     assert seen == ["tea", "async"]
+
+
+@pytest.mark.process
+async def test_a_consumer_of_the_library_takes_one_partition_alone(
+    orders: BrokerClient, qb_broker: RunningBroker, tmp_path: Path
+) -> None:
+    orders.publish_many("orders", [b"a", b"b", b"c"], partition=1)
+    orders.publish("orders", b"not this one", partition=0)
+    text = "consumer: {topic: orders, group_id: g, partition: 1, offset: 1, max_wait_ms: 100}\n"
+    config, seen = written(tmp_path, qb_broker, text), list[bytes]()
+    with Consumer.from_config(config) as consumer, Consumer.from_config(config) as other:
+        assert [each.body for each in consumer.poll(30)] == [b"b", b"c"]
+        assert [each.body for each in other.poll(30)] == [b"b", b"c"], "it is not shared"
+        assert consumer.assignment == [("orders", 1)]
+        consumer.commit()
+        assert [(each.partition, each.offset) for each in orders.committed_offsets("g", "orders")] == [(1, 3)]
+        assert orders.describe_group("g")["members"] == []
+    orders.publish("orders", b"d", partition=1)
+
+    async def handle(message: Message) -> None:
+        seen.append(message.body)
+        asynchronous.stop()
+
+    async with AsyncConsumer.from_config(config, handle) as asynchronous:
+        await asynchronous.run()
+    assert seen == [b"d"]
+    assert [each.offset for each in orders.committed_offsets("g", "orders")] == [4], "committed on close"
+
+
+@pytest.mark.process
+def test_one_partition_alone_is_read_on_after_kill_9_of_the_broker(broker: BrokerProcess) -> None:
+    with BrokerClient(port=broker.port) as client:
+        client.create_topic("t", 2)
+        client.publish("t", b"before", partition=1)
+        with Consumer("g", "t", port=broker.port, partition=1, max_wait_ms=100) as consumer:
+            messages = iter(consumer)
+            assert next(messages).body == b"before"
+            broker.restart()
+            client.publish("t", b"after", partition=1)
+            assert next(messages).body == b"after"
+        assert [each.offset for each in client.committed_offsets("g")] == [1], "what was handled, not what is in hand"
+
+
+def test_a_partition_that_is_not_there_is_raised(orders: BrokerClient, qb_broker: RunningBroker) -> None:
+    with Consumer("g", "orders", port=qb_broker.port, partition=7) as consumer, pytest.raises(UnknownPartition):
+        consumer.poll(30)
+    with pytest.raises(ValueError, match="partition must be one of a single topic"):
+        Consumer("g", ["a", "b"], partition=0)
 
 
 def test_a_file_that_names_no_group_is_refused_by_the_library(tmp_path: Path) -> None:
