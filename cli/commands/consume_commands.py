@@ -16,7 +16,7 @@ from qb.clients.blocking.client import BrokerClient
 from qb.clients.protocol.client_errors import BrokerUnavailable, ConnectionLost
 from qb.clients.protocol.message import Message
 from qb.core.settings import ConsumerConfig, ProgramConfig
-from qb.core.wire.harmless_text import escaped
+from qb.core.wire.harmless_text import one_line
 from qb.core.wire.value_kinds import INTEGER
 
 WORD_OF: dict[int, str | int] = {-2: "earliest", -1: "latest"}
@@ -72,15 +72,16 @@ def _show(args: argparse.Namespace, message: Message) -> None:
     if form is None or args.json:
         show_message(message, as_json=args.json, raw=args.raw)
         return
+    harmless = one_line if sys.stdout.isatty() and not args.raw else str
     text = form.format(
         topic=message.topic,
         partition=message.partition,
         offset=message.offset,
-        key=message.key or "",
-        value=message.body.decode(errors="backslashreplace"),
+        key=harmless(message.key or ""),
+        value=harmless(message.body.decode(errors="backslashreplace")),
         timestamp=message.timestamp,
     )
-    print(escaped(text) if sys.stdout.isatty() and not args.raw else text, flush=True)
+    print(text, flush=True)
 
 
 def _consume_group(args: argparse.Namespace, config: ProgramConfig, topics: list[str]) -> None:

@@ -9,7 +9,7 @@ import threading
 from typing import Any
 
 from qb.clients.protocol.message import Message
-from qb.core.wire.harmless_text import escaped, one_line
+from qb.core.wire.harmless_text import one_line
 
 _one_at_a_time = threading.Lock()  # handlers may run in several threads
 
@@ -17,7 +17,7 @@ _one_at_a_time = threading.Lock()  # handlers may run in several threads
 def show_message(message: Message, *, as_json: bool, raw: bool) -> None:
     """Print a message: as one JSON line, or its body. A terminal also gets where the message came from.
 
-    A terminal gets the body escaped, unless it shall be `raw`.
+    A terminal gets the body escaped and on one line, unless it shall be `raw`: no body looks like two messages.
     """
     with _one_at_a_time:
         if as_json:
@@ -27,7 +27,7 @@ def show_message(message: Message, *, as_json: bool, raw: bool) -> None:
         if sys.stdout.isatty():
             sys.stdout.write(f"\x1b[2m{_origin(message)}\x1b[0m ")
             sys.stdout.flush()
-            body = body if raw else escaped(body.decode(errors="backslashreplace")).encode()
+            body = body if raw else one_line(body.decode(errors="backslashreplace")).encode()
         sys.stdout.buffer.write(body + b"\n")
         sys.stdout.buffer.flush()
 

@@ -18,7 +18,7 @@ from qb.storage.engine import TRANSACTIONS, PartitionLog
 
 WINDOW = 262_144  # numbers of a producer that are remembered
 SLACK = WINDOW // 8  # more that may be, so that they are forgotten in rows: a list gives up its front slowly
-MAX_PRODUCERS = 100_000  # the ones that connected longest ago are forgotten
+MAX_PRODUCERS = 100_000  # then one that has never published is forgotten, else the one that connected longest ago
 MAX_RANGES = 200_000  # of all producers together: some 30 MB
 LOOK_EVERY = 16_384  # new ranges between two looks at how many there are
 KEPT_RANGES = 256  # of each producer, however many there are
@@ -117,6 +117,11 @@ class KnownProducer:
             del known[: bisect_right(known, newest - WINDOW, key=_end)]
 
     @property
+    def has_published(self) -> bool:
+        """Were any of its numbers ever given to a log?"""
+        return self._highest > 0
+
+    @property
     def ranges(self) -> int:
         """How much memory it takes."""
         return len(self._stored)
@@ -178,6 +183,7 @@ class Producers:
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, KnownProducer] = OrderedDict()
+        self._unproved: OrderedDict[int, KnownProducer] = OrderedDict()  # those that had not published when looked at
         self._grown = 0
 
     def _note_growth(self) -> None:
@@ -222,8 +228,18 @@ class Producers:
     def _get(self, producer_id: int) -> KnownProducer:
         producer = self._known.get(producer_id)
         if producer is None:
+            if len(self._known) >= MAX_PRODUCERS:
+                self._forget_one()
             producer = self._known[producer_id] = KnownProducer(producer_id, self._note_growth)
-            if len(self._known) > MAX_PRODUCERS:
-                self._known.popitem(last=False)
+            self._unproved[producer_id] = producer
         self._known.move_to_end(producer_id)
         return producer
+
+    def _forget_one(self) -> None:
+        """Forget a producer: a peer that only asks for ids cannot make the broker forget those that publish."""
+        while self._unproved:
+            producer_id, producer = self._unproved.popitem(last=False)
+            if not producer.has_published:
+                del self._known[producer_id]
+                return
+        self._known.popitem(last=False)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from qb.clients.protocol import conversation
 from qb.clients.protocol import unacked_publishes as window
 from qb.clients.protocol.partition_spread import RUN
+from qb.core.broker import producers as producers_module
 from qb.core.broker.numbered_publishes import NumberedPublishes
 from qb.core.broker.producers import MAX_RANGES, SLACK, WINDOW, KnownProducer, NumberedRange, Producers
 from qb.core.wire.errors import DiskFull, OutOfSequence, ProducerFenced
@@ -191,6 +192,20 @@ def test_one_producer_alone_is_known_as_far_back_as_a_client_can_ask():
         if number % 1_000 == 0 and number > window.MAX_BATCHES:
             assert look_up(producer, number - window.MAX_BATCHES) == (log, 2 * (number - window.MAX_BATCHES))
     assert producer.ranges <= MAX_RANGES
+
+
+def test_a_peer_that_only_asks_for_ids_does_not_displace_producers_that_publish(monkeypatch):
+    monkeypatch.setattr(producers_module, "MAX_PRODUCERS", 100)
+    producers, log = Producers(), a_log()
+    publishing = [producers.open("new", None) for _ in range(20)]
+    for place, producer in enumerate(publishing):
+        producer.remember(NumberedRange(1, 1, log, place))
+    for _ in range(1_000):
+        producers.open("new", None)
+    assert all(producers.open(str(each.producer_id), None) is each for each in publishing)
+    for _ in range(300):  # all publish: then the one that connected longest ago is forgotten
+        producers.open("new", None).remember(NumberedRange(1, 1, log, 100))
+    assert producers.open(str(publishing[0].producer_id), None) is not publishing[0]
 
 
 def test_memory_is_bounded_and_what_was_forgotten_is_refused_not_stored_twice():

@@ -112,6 +112,26 @@ def test_raw_lets_it_through_and_so_does_a_pipe(hostile, monkeypatch, capfdbinar
 
 
 @pytest.mark.process
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("fetch", "t"),
+        ("subscribe", "t", "--count", "1"),
+        ("consume", "--group", "g", "--topic", "t", "--count", "1"),
+        ("consume", "--group", "h", "--topic", "t", "--count", "1", "--format", "{offset}\t{key}\t{value}"),
+    ],
+)
+def test_a_body_with_line_ends_is_one_line_of_a_terminal(broker, monkeypatch, command):
+    with BrokerClient(port=broker.port) as client:
+        client.create_topic("t")
+        client.publish("t", b"one\n0/1 forged\ttwo", key="k\ny")
+    shown = run(monkeypatch, broker.port, *command)
+    assert r"one\n0/1 forged\ttwo" in shown
+    assert r"k\ny" in shown
+    assert "one\n0/1 forged\ttwo" in run(monkeypatch, broker.port, "fetch", "t", "--raw")
+
+
+@pytest.mark.process
 def test_an_error_is_escaped_too(hostile, monkeypatch):
     assert is_harmless(shown := run(monkeypatch, hostile, "describe-topic", EVIL))
     assert "owned" in shown
