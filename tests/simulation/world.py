@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -78,15 +79,19 @@ class World:
     def installed(self) -> Iterator[None]:
         """Let this process live in this world while the context is open."""
         secret, generators = self._branch(), self._branch()
-        real_random = random.Random
+        real_random, real_urandom, inhabitant = random.Random, os.urandom, threading.get_ident()
 
         def new_random(seed: object = None) -> Random:
-            return real_random(generators.getrandbits(64) if seed is None else seed)  # type: ignore[arg-type]
+            seeded = seed is None and threading.get_ident() == inhabitant
+            return real_random(generators.getrandbits(64) if seeded else seed)  # type: ignore[arg-type]
+
+        def urandom(size: int) -> bytes:  # a thread outside of this world must not change what the world sees
+            return secret.randbytes(size) if threading.get_ident() == inhabitant else real_urandom(size)
 
         with ExitStack() as stack:
             for module, name, value in (
-                (os, "urandom", secret.randbytes),
-                (random, "_urandom", secret.randbytes),
+                (os, "urandom", urandom),
+                (random, "_urandom", urandom),
                 (random, "Random", new_random),
                 (time, "time_ns", lambda: EPOCH_NS + int(_now() * 1e9)),
                 (time, "perf_counter", _now),
