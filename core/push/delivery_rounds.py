@@ -152,6 +152,9 @@ class DeliveryRounds:
         """Return whether all was done that there is to do now."""
         working_on("deliveries of", active.name)
         for _ in range(ROUNDS_NOW):
+            if not active.subscription.may_decide(trio.current_time()):
+                self._note_changes(active)
+                return True
             chunks = self._read_recent(active)
             if chunks is None:
                 return False

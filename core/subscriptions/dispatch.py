@@ -28,6 +28,19 @@ def decide(state: SubscriptionState, now: float) -> list[Decision]:
     return [*dead_letters, *_deliveries(state, now)]
 
 
+def may_decide(state: SubscriptionState, now: float) -> bool:
+    """Return False if decide() would surely change nothing: nothing is due, and no window has a free slot."""
+    return bool(
+        any(member.free > 0 for member in state.round_robin)
+        or state.departed
+        or state.dead_lettering
+        or state.isolated
+        or state.host
+        or state.deadlines.first() <= now
+        or state.backing_off.first() <= now
+    )
+
+
 def _end_backoffs(state: SubscriptionState, now: float) -> bool:
     """Make ready what has backed off long enough, a portion of it; returns whether that was all."""
     for record in islice(state.backing_off.pop_due(now), AT_ONCE):

@@ -51,6 +51,10 @@ class Subscription:
         """Carry out what is due and return what to do now, in this order. Call it after every change."""
         return delivery.decide(self._state, now)
 
+    def may_decide(self, now: float) -> bool:
+        """Return False if decide() would surely change nothing, so that nothing needs to be read for it."""
+        return delivery.may_decide(self._state, now)
+
     def next_wakeup(self, now: float) -> float | None:
         """Return when to call decide() again if nothing happens before; None: there is nothing to wait for."""
         wakeup = delivery.next_wakeup(self._state, now)

@@ -162,3 +162,26 @@ async def test_what_goes_out_is_cut_from_what_the_same_round_has_read(a_broker, 
                 pushed = [await subscriber.next() for _ in range(25)]
                 await subscriber.settle(acks=[[partition, offset] for partition, offset, _, _ in pushed])
             assert not read_again
+
+
+async def test_a_settle_that_frees_no_slot_reads_and_decides_nothing(a_broker, monkeypatch) -> None:
+    decided = Counter[str]()
+    decide = Subscription.decide
+
+    def counting(self: Subscription, now: float) -> Any:
+        decisions = decide(self, now)
+        decided["in vain" if not decisions else "for something"] += 1
+        return decisions
+
+    with trio.fail_after(60):
+        async with a_broker() as connect:
+            publisher = await a_topic(connect, 20)
+            await publisher.call("create_subscription", subscription_id="s", topic="a", options={"max_in_flight": 1})
+            subscriber = Delivered(await joined(connect))
+            await subscriber.next()
+            monkeypatch.setattr(Subscription, "decide", counting)
+            for offset in range(15):
+                await subscriber.settle(acks=[[0, offset]])
+                await subscriber.next()
+            assert decided["for something"] == 15
+            assert decided["in vain"] <= 2  # the round that began with the join may end late

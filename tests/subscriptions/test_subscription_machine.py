@@ -480,7 +480,9 @@ class Machine(RuleBasedStateMachine):
     def decide(self) -> list[Decision]:
         """Return what it decides when all that is due has come back; a save may begin between two portions."""
         for number in range(1000):
+            may_decide, before = self.subscription.may_decide(self.now), self.subscription.copy()
             decisions = self.subscription.decide(self.now)
+            assert may_decide or (not decisions and self.subscription.copy() == before)
             wakeup = self.subscription.next_wakeup(self.now)
             if decisions or wakeup is None or wakeup > self.now or not self.in_portions:
                 return decisions

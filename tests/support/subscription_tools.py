@@ -43,7 +43,9 @@ class Bench:
             self.save()
         while True:
             offered = sum(self._offer(partition, at_most) for partition in self.ends)
+            may_decide = self.subscription.may_decide(self.now)
             decisions = self.subscription.decide(self.now)
+            assert may_decide or not decisions
             for decision in decisions:
                 if isinstance(decision, PushDecision):
                     got.setdefault(decision.subscriber, []).extend(self._note(decision))
