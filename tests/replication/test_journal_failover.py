@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 import trio
@@ -23,7 +24,7 @@ from tests.support.brokers import ROOT
 from tests.support.journal_contract import Outcomes, collected, look
 from tests.support.journal_owner import payload_of
 from tests.support.late_network import LateNetwork
-from tests.support.nats_cluster import NatsCluster
+from tests.support.nats_cluster import NatsCluster, NatsNode
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.process, pytest.mark.kill, pytest.mark.timeout(180)]
@@ -171,25 +172,76 @@ async def test_everything_that_a_killed_owner_acked_is_there(
     check(owner.acks, await new.entries())
 
 
-async def test_a_nats_leader_that_is_killed_loses_and_doubles_nothing(
-    tmp_path_factory: pytest.TempPathFactory, nursery: trio.Nursery
-) -> None:
-    cluster = NatsCluster(tmp_path_factory.mktemp("election"))
-    cluster.start()
+@pytest.fixture
+def own_cluster(tmp_path: Path) -> Iterator[NatsCluster]:
+    """Three nodes that a test may harm."""
+    cluster = NatsCluster(tmp_path)
     try:
-        owner = await successor(nursery, cluster.urls, "election")
-        await owner.journal.take_over()
-        payloads = [b"%d" % number for number in range(400)]
-        owner.outcomes.append(*payloads[:100])
-        await owner.outcomes.wait(50)
-        info = await call_when_ready(owner.client, f"STREAM.INFO.{owner.store.stream}")
-        leader = next(node for node in cluster.nodes if node.name == info["cluster"]["leader"])
-        owner.outcomes.append(*payloads[100:300])
-        leader.kill()
-        owner.outcomes.append(*payloads[300:])
-        await owner.outcomes.wait(400)
-        entries = await collected(owner.journal, 400)
-        assert [(entry.payload, entry.position) for entry in entries if entry.payload] == owner.outcomes.all
-        assert [payload for payload, _ in owner.outcomes.all] == payloads
+        cluster.start()
+        yield cluster
     finally:
         cluster.kill()
+
+
+PAYLOADS = [b"%d" % number for number in range(400)]
+
+
+async def appending(nursery: trio.Nursery, cluster: NatsCluster) -> Successor:
+    """Return an owner that has 400 payloads to append, and has begun."""
+    owner = await successor(nursery, cluster.urls, "harmed")
+    await owner.journal.take_over()
+    owner.outcomes.append(*PAYLOADS[:100])
+    await owner.outcomes.wait(50)
+    owner.outcomes.append(*PAYLOADS[100:])
+    return owner
+
+
+async def leader_of(owner: Successor, cluster: NatsCluster) -> NatsNode:
+    info = await call_when_ready(owner.client, f"STREAM.INFO.{owner.store.stream}")
+    return next(node for node in cluster.nodes if node.name == info["cluster"]["leader"])
+
+
+async def check_everything(owner: Successor) -> None:
+    """All payloads are committed, each once, in order, and lie where their acks say."""
+    await owner.outcomes.wait(len(PAYLOADS))
+    entries = await collected(owner.journal, len(PAYLOADS))
+    assert [(entry.payload, entry.position) for entry in entries if entry.payload] == owner.outcomes.all
+    assert [payload for payload, _ in owner.outcomes.all] == PAYLOADS
+
+
+async def test_a_nats_leader_that_is_killed_loses_and_doubles_nothing(
+    own_cluster: NatsCluster, nursery: trio.Nursery
+) -> None:
+    owner = await appending(nursery, own_cluster)
+    (await leader_of(owner, own_cluster)).kill()
+    await check_everything(owner)
+
+
+async def test_a_nats_cluster_that_is_killed_as_a_whole_and_started_again_loses_and_doubles_nothing(
+    own_cluster: NatsCluster, nursery: trio.Nursery
+) -> None:
+    owner = await appending(nursery, own_cluster)
+    own_cluster.kill()
+    await until(lambda: not owner.client.is_connected)
+    own_cluster.start()
+    await check_everything(owner)
+
+
+async def test_a_follower_goes_on_when_the_node_that_served_it_is_killed(
+    own_cluster: NatsCluster, nursery: trio.Nursery
+) -> None:
+    owner = await appending(nursery, own_cluster)
+    follower = await successor(nursery, own_cluster.urls[::-1], "harmed")
+    found: list[JournalEntry] = []
+
+    async def follow() -> None:
+        found.extend(await collected(follower.journal, len(PAYLOADS)))
+
+    async with trio.open_nursery() as following:
+        following.start_soon(follow)
+        await until(lambda: follower.client.server is not None)
+        server = follower.client.server
+        assert server is not None
+        next(node for node in own_cluster.nodes if node.name == server.server_name).kill()
+    assert [entry.payload for entry in found if entry.payload] == PAYLOADS
+    await check_everything(owner)
