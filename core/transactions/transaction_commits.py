@@ -19,7 +19,7 @@ from math import inf
 import msgspec
 import trio
 
-from qb.core.pacing import spend
+from qb.core.transactions.decisions import Decisions
 from qb.core.transactions.free_space import FreeSpace
 from qb.core.transactions.open_stages import OpenStages
 from qb.core.transactions.remembered_transactions import RememberedTransactions
@@ -31,18 +31,15 @@ from qb.core.transactions.unfinished_transactions import (
     grouped,
 )
 from qb.core.wire.clock import now_ms
-from qb.core.wire.errors import BadRequest, BrokerError, DiskFull, Internal, PartitionHeld
-from qb.storage.engine import TRANSACTIONS, Engine, Where
+from qb.core.wire.errors import BadRequest, BrokerError, Internal, PartitionHeld
+from qb.storage.engine import Engine
 from qb.storage.faults import keep_running
 from qb.storage.signals import Signal
 from qb.storage.stages.transaction_records import (
     CommittedTransaction,
     DecidedMessages,
     NamedStage,
-    ReservedPartition,
     TransactionRecord,
-    add_up,
-    check_stage,
     ended,
 )
 
@@ -53,7 +50,6 @@ ROUND = 64  # transactions that are decided in one step
 # without a durable receipt than a log remembers ranges for (TRANSACTION_RANGES): so a start finds all their offsets.
 MOST_STORING = 128
 MOST_NOTES = 10  # finished transactions that a start names
-SPARE_BYTES = 16 * 2**20  # that a commit leaves on the disk
 
 
 class TransactionCommits:
@@ -72,7 +68,7 @@ class TransactionCommits:
             copying.resume()
             self._unfinished[decision.transaction] = UnfinishedTransaction(copying)
         grouped(each for each in self._unfinished.values() if not each.copying.is_complete)
-        self._next_number = self._first_free_number(remembered.unfinished_at_start)
+        self._decisions = Decisions(engine, opened, remembered.unfinished_at_start)
         self._commits: deque[TransactionRequest] = deque()
         self._abandons: deque[TransactionRequest] = deque()
         self._blocked: list[TransactionRequest] = []  # commits to partitions that an unfinished transaction holds
@@ -84,15 +80,6 @@ class TransactionCommits:
         self._free = FreeSpace(engine)
         self._over: list[TransactionRecord] = []  # transactions whose stages are yet to be deleted
         self._some_are_over = Signal()
-
-    def _first_free_number(self, unfinished: Sequence[TransactionRecord]) -> int:
-        """Return a number larger than any that a message of a transaction has in a log."""
-        used = [line.first_number + held.messages for line in unfinished for held in line.partitions]
-        for topic in self._engine.topics().values():
-            for partition in range(topic.partitions):
-                ranges = self._engine.log(topic.topic, partition).ranges()
-                used += [each.first_number + each.count for each in ranges if each.producer_id == TRANSACTIONS]
-        return max(used, default=1)
 
     @property
     def unfinished(self) -> list[UnfinishedTransaction]:
@@ -301,36 +288,8 @@ class TransactionCommits:
             self._storing[request.transaction].write_now()
             raise PartitionHeld(f"the last transaction {request.transaction!r} is not yet in all its logs")
         self._remembered.check_room(request.transaction)
-        spend(len(request.stages))
-        stages = [self._opened.get(named.stage) for named in request.stages]
-        if len({stage.stage_id for stage in stages}) < len(stages):
-            raise BadRequest("a commit must name each stage once")
-        for stage, named in zip(stages, request.stages, strict=True):
-            check_stage(stage, request.transaction, request.number, named.messages)
-        size = sum(stage.size for stage in stages) + sum(len(each.frames) for each in request.content)
-        if size and free < size + SPARE_BYTES:
-            raise DiskFull(f"the transaction needs {size} bytes and the disk has {free} left")
-        totals = add_up(stages) or {each.where: each.messages for each in request.content}
-        partitions = [self._check_partition(where, count) for where, count in sorted(totals.items())]
-        decision = TransactionRecord(
-            transaction=request.transaction,
-            number=request.number,
-            stages=list(request.stages),
-            partitions=partitions,
-            content=list(request.content),
-            first_number=self._next_number,
-            timestamp=now_ms(),
-        )
-        self._next_number += max([held.messages for held in partitions], default=0)
+        decision = self._decisions.decide(request, free, self._unfinished.values())
         return StageCopy(decision, self._engine, self._append)
-
-    def _check_partition(self, where: Where, messages: int) -> ReservedPartition:
-        log = self._engine.log(*where)
-        log.check_writable()
-        for unfinished in self._unfinished.values():
-            if unfinished.copying.holds(where):
-                raise PartitionHeld(f"{where[0]}/{where[1]} takes no other transaction now: {unfinished.reason}")
-        return ReservedPartition(*where, log.end_offset, messages)
 
     def _write_down(self, decided: Sequence[UnfinishedTransaction]) -> None:
         """Begin to make decisions durable."""
