@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,8 @@ from qb.cli.terminal.command import (
 )
 from qb.cli.terminal.output import complain, emit, escape_warnings
 from qb.clients.protocol.client_errors import QBError
-from qb.core.settings import DEBUG, SettingsError, load
+from qb.core.settings import DEBUG, SettingsError, credential_files, load
+from qb.core.wire.addresses import parse_address
 
 OUTPUT_CLOSED = 141  # as if SIGPIPE had ended us, like other tools in a pipe
 
@@ -53,9 +55,13 @@ def _carry_out(argv: Sequence[str]) -> int:
     escape_warnings()
     settings = load([], os.environ).settings
     args.broker_is_given, args.timeout_is_given = bool(args.host or args.port), bool(args.timeout)
+    if args.host and "://" in args.host and not args.port:  # an address with a port of its own
+        args.port = parse_address(args.host).port
+        args.host = re.sub(r":\d+/?\Z", "", args.host)
     args.host = args.host or settings.server.host
     args.port = args.port or settings.server.port
     args.timeout = args.timeout or settings.client.request_timeout
+    args.credentials = credential_files(settings.client)
     args.heartbeat_interval = settings.client.heartbeat_interval
     return _print(args.run(args), as_json=args.json, raw=args.raw)
 

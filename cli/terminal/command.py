@@ -46,7 +46,12 @@ class Command(NamedTuple):
 def broker(args: argparse.Namespace) -> BrokerClient:
     """Return the client that the flags for every command describe; `with` connects it."""
     return BrokerClient(
-        args.host, args.port, args.client_id, request_timeout=args.timeout, heartbeat_interval=args.heartbeat_interval
+        args.host,
+        args.port,
+        args.client_id,
+        request_timeout=args.timeout,
+        heartbeat_interval=args.heartbeat_interval,
+        **args.credentials,
     )
 
 

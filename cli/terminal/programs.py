@@ -11,7 +11,7 @@ from typing import Any
 from qb.cli.terminal.command import UsageError, of_kind
 from qb.clients.blocking.client import BrokerClient
 from qb.core.settings import PROGRAM_TABLE, ProgramConfig, program_config
-from qb.core.wire.addresses import BrokerAddress, parse_address
+from qb.core.wire.addresses import parse_address
 from qb.core.wire.compression.codecs import check_codec
 
 
@@ -43,15 +43,18 @@ def required(value: Any, key: str, flag: str) -> Any:
 
 def configured_broker(args: argparse.Namespace, config: ProgramConfig, timeout: float | None = None) -> BrokerClient:
     """Return a client of the broker that the flags name, else the file, else the settings of every command."""
-    address = BrokerAddress(args.host, args.port)
+    address = parse_address(args.host, args.port)
     if config.broker.address is not None and not args.broker_is_given:
         address = parse_address(config.broker.address)
     timeout = timeout if timeout is not None else config.broker.timeout_secs
+    files = {name: value for name in ("token_file", "ca_file") if (value := getattr(config.broker, name)) is not None}
     return BrokerClient(
-        *address,
+        str(address),
+        None,
         args.client_id,
         request_timeout=args.timeout if timeout is None or args.timeout_is_given else timeout,
         heartbeat_interval=args.heartbeat_interval,
+        **(args.credentials | files),
         compression=_installed(config.broker.compression),
         connect_wait=sum(min(2.0, 0.1 * 2**attempt) for attempt in range(config.broker.max_retries)),
     )

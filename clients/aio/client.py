@@ -16,6 +16,7 @@ from qb.clients.aio.read_ahead import AsyncReadAhead
 from qb.clients.aio.sending.producer import AsyncProducer
 from qb.clients.aio.subscribing.joined import AsyncClientSubscriptions
 from qb.clients.aio.waiting import now
+from qb.clients.credentials import Credentials
 from qb.clients.protocol.conversation import Conversation
 from qb.clients.protocol.forking import call_in_child
 from qb.clients.protocol.partition_spread import TopicRoutes
@@ -38,7 +39,7 @@ class AsyncBrokerClient(
     In a child of os.fork() a client that was opened before raises UsedAfterFork, and to leave it does nothing.
 
     Args:
-        host: The broker's host name or address, or `qb://host:port`.
+        host: The broker's host name or address, or `qb://host:port`, or with TLS `qbs://host:port`.
         port: The broker's port for binary frames; 9999 if `host` has none either.
         client_id: A name for this client, shown by the broker's tools.
         request_timeout: Seconds that a call waits for the broker.
@@ -48,6 +49,11 @@ class AsyncBrokerClient(
             connection is lost.
         compression: "zstd" or "lz4": what is published many at a time, delivered or fetched travels compressed, if the
             broker agrees. It needs the extra `qb-broker[compression]`.
+        token: The user's token, for a broker with users. It is sent to the broker, and shown nowhere.
+        token_file: A file with the token, or with lines `USER TOKEN`, of which `qbs://user@host` takes one.
+        ca_file: The authority of the broker's certificate, for `qbs://`; without it those that the system trusts.
+        cert_file: A client certificate, PEM.
+        key_file: Its private key, PEM, if it is not in `cert_file`.
         connect_wait: Seconds that the `async with` block tries to connect before it raises BrokerUnavailable; with 0 it
             raises at the first failure.
 
@@ -69,8 +75,14 @@ class AsyncBrokerClient(
         servers: Sequence[str] = (),
         connect_wait: float = 0.0,
         compression: str | None = None,
+        token: str | None = None,
+        token_file: str | None = None,
+        ca_file: str | None = None,
+        cert_file: str | None = None,
+        key_file: str | None = None,
     ) -> None:
         self._servers = addresses_of(host, port, servers)
+        self._credentials = Credentials(token, token_file, ca_file, cert_file, key_file)
         self.client_id = client_id
         self._request_timeout, self._connect_wait = request_timeout, connect_wait
         self._heartbeat_interval, self._idempotent = heartbeat_interval, idempotent
@@ -80,7 +92,12 @@ class AsyncBrokerClient(
 
     def _begin(self) -> None:
         """Start out without a connection, a producer id and anything in flight."""
-        self._conversation = Conversation(self.client_id, idempotent=self._idempotent, compression=self._compression)
+        self._conversation = Conversation(
+            self.client_id,
+            idempotent=self._idempotent,
+            compression=self._compression,
+            credentials=self._credentials,
+        )
         self._background, self._producers = AsyncBackground(), set()
         self._link = AsyncLink(
             self._servers,

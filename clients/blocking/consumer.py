@@ -14,6 +14,7 @@ from qb.clients.blocking.subscribing.handler_calls import traced
 from qb.clients.blocking.waiting import now
 from qb.clients.consuming.assigned_partitions import AssignedPartition
 from qb.clients.consuming.consumer_options import FetchTerms, checked_options
+from qb.clients.credentials import Credentials
 from qb.clients.protocol.client_errors import StaleGeneration, UsedAfterFork
 from qb.clients.protocol.message import Message
 from qb.core.wire.addresses import DEFAULT_HOST, addresses_of
@@ -48,6 +49,11 @@ class Consumer(ConsumerIteration):
         rebalance_timeout: Seconds that members have to finish their messages when partitions move.
         request_timeout: Seconds that a call waits for the broker.
         heartbeat_interval: Seconds of silence on the connection after which the broker is asked for a sign of life.
+        token: The user's token, for a broker with users. It is sent to the broker, and shown nowhere.
+        token_file: A file with the token, or with lines `USER TOKEN`, of which `qbs://user@host` takes one.
+        ca_file: The authority of the broker's certificate, for `qbs://`; without it those that the system trusts.
+        cert_file: A client certificate, PEM.
+        key_file: Its private key, PEM, if it is not in `cert_file`.
         compression: "zstd" or "lz4": what is fetched travels compressed, if the broker agrees. It needs the extra
             `qb-broker[compression]`.
         partition: Read this partition of the one topic alone, without sharing it: begin where the group has committed,
@@ -84,6 +90,11 @@ class Consumer(ConsumerIteration):
         heartbeat_interval: float = 30.0,
         compression: str | None = None,
         partition: int | None = None,
+        token: str | None = None,
+        token_file: str | None = None,
+        ca_file: str | None = None,
+        cert_file: str | None = None,
+        key_file: str | None = None,
     ) -> None:
         options = checked_options(
             group_id,
@@ -98,7 +109,13 @@ class Consumer(ConsumerIteration):
             partition,
         )
         self._member = ConsumerMembership(
-            options, addresses_of(host, port, servers), client_id, request_timeout, heartbeat_interval, compression
+            options,
+            addresses_of(host, port, servers),
+            client_id,
+            request_timeout,
+            heartbeat_interval,
+            compression,
+            Credentials(token, token_file, ca_file, cert_file, key_file),
         )
         self._most = max_poll_records
         self._handler: Callable[[Message], object] | None = None  # of from_config()

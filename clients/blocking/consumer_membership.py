@@ -20,6 +20,7 @@ from qb.clients.consuming.consumer_options import ConsumerOptions
 from qb.clients.consuming.consumer_state import ConsumerRequest
 from qb.clients.consuming.fetcher import Fetcher
 from qb.clients.consuming.single_partition import state_of
+from qb.clients.credentials import Credentials
 from qb.clients.protocol.client_errors import QBError, RequestRefused, RequestTimedOut
 from qb.clients.protocol.conversation import Conversation, answer_of
 from qb.clients.protocol.forking import call_in_child
@@ -42,6 +43,7 @@ class ConsumerMembership:
         request_timeout: float,
         heartbeat_interval: float,
         compression: str | None,
+        credentials: Credentials,
     ) -> None:
         self._options, self._request_timeout = options, request_timeout
         self.state = state_of(options)
@@ -51,7 +53,7 @@ class ConsumerMembership:
         self._failure: Exception | None = None  # of the keeper: a fault of ours
         self._ask: ConsumerRequest | None = None  # what the keeper sends next
         self._background = Background()
-        self._conversation = Conversation(client_id, idempotent=False, compression=compression)
+        self._conversation = Conversation(client_id, idempotent=False, compression=compression, credentials=credentials)
         self._fetcher = Fetcher(self.state.assigned, self._conversation)
         self._make_link = partial(
             Link, servers, self._conversation, self._background, heartbeat_interval=heartbeat_interval

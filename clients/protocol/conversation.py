@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from qb.clients.client_compression import ClientCompression
+from qb.clients.credentials import Credentials
 from qb.clients.protocol.client_errors import (
     ConnectionLost,
     OffsetOutOfRange,
@@ -117,8 +118,10 @@ class Conversation:
         window_numbers: int = WINDOW_NUMBERS,
         window_bytes: int = WINDOW_BYTES,
         compression: str | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         self.compression = ClientCompression(compression)
+        self.credentials = credentials or Credentials()
         self.max_message_size = 2**32 - 1  # until the broker says
         self.transaction_bytes = 0  # that a TRANSACTION frame may carry; 0: the broker is not known to take one
         self.producer_id: int | None = None
@@ -138,6 +141,9 @@ class Conversation:
         """Return what to send first on a new connection."""
         self._buffer, self._position, self._long = bytearray(), 0, None
         properties = {"protocol": PROTOCOL, **self.compression.hello()}
+        token = self.credentials.token()
+        if token is not None:
+            properties["token"] = token
         if self._client_id is not None:
             properties["client_id"] = self._client_id
         if self._idempotent:

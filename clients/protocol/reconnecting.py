@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import socket
+import ssl
 import time
 from collections.abc import Sequence
 
@@ -114,6 +115,12 @@ def explain(address: BrokerAddress, error: BaseException) -> str:
     error = _first_cause(error)
     if not 1 <= address.port <= 65535:
         return f"there is no port {address.port}; a port is from 1 to 65535"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the certificate of {address} is not trusted: {error.verify_message}; check the argument ca_file"
+    if isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+        return f"{address} does not speak TLS: write qb:// in place of qbs://, or give the broker a certificate"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS with {address} failed: {error.reason or error}"
     if isinstance(error, ConnectionRefusedError):
         return f"nothing listens on {address}; start the broker with: qb-server"
     if isinstance(error, socket.gaierror):

@@ -1,6 +1,12 @@
 """Every setting, declared once, and where its value in force came from."""
 
-from qb.core.settings.client_options import connection_options, consumer_options, producer_options, sending_options
+from qb.core.settings.client_options import (
+    connection_options,
+    consumer_options,
+    credential_files,
+    producer_options,
+    sending_options,
+)
 from qb.core.settings.config_file import SettingsError
 from qb.core.settings.program_config import program_config
 from qb.core.settings.program_table import PROGRAM_TABLE, ConsumerConfig, ProducerConfig, ProgramConfig
@@ -36,6 +42,7 @@ __all__ = [
     "StorageSettings",
     "connection_options",
     "consumer_options",
+    "credential_files",
     "describe_flags",
     "load",
     "producer_options",

@@ -9,6 +9,7 @@ from qb.core.settings.config_file import SettingsError
 from qb.core.settings.program_config import program_config
 from qb.core.settings.program_table import ProgramConfig
 from qb.core.settings.settings_sources import load
+from qb.core.settings.settings_table import ClientSettings
 
 ACKS = {"0": "none", "1": "leader", "all": "all"}  # the words of a producer for required_acks
 START: dict[int, str | int] = {-2: "earliest", -1: "latest"}
@@ -24,8 +25,15 @@ def connection_options(**given: Any) -> dict[str, Any]:
     patience = {
         "request_timeout": settings.client.request_timeout,
         "heartbeat_interval": settings.client.heartbeat_interval,
+        **credential_files(settings.client),
     }
     return (patience if {"host", "servers"} & {*given} else where | patience) | given
+
+
+def credential_files(client: ClientSettings) -> dict[str, str]:
+    """Return the arguments of a client that say how it logs in."""
+    names = ("token_file", "ca_file", "cert_file", "key_file")
+    return {name: value for name in names if (value := getattr(client, name))}
 
 
 def consumer_options(path: str) -> dict[str, Any]:
@@ -72,4 +80,5 @@ def _connection_of(config: ProgramConfig) -> dict[str, Any]:
         options["request_timeout"] = about.timeout_secs
     if about.compression is not None:
         options["compression"] = about.compression
+    options |= {name: value for name in ("token_file", "ca_file") if (value := getattr(about, name)) is not None}
     return options

@@ -14,7 +14,7 @@ from qb.core.settings.settings_table import Setting
 from qb.core.wire.addresses import parse_address
 from qb.core.wire.errors import BadName
 from qb.core.wire.names import check_name
-from qb.core.wire.value_kinds import BOOLEAN, INTEGER, SECONDS, SIZE, Kind, one_of
+from qb.core.wire.value_kinds import BOOLEAN, INTEGER, SECONDS, SIZE, TEXT, Kind, one_of
 
 
 def _address(text: str) -> str:
@@ -45,6 +45,8 @@ class BrokerConnection(msgspec.Struct, frozen=True, kw_only=True):
     timeout_secs: Annotated[float | None, _row(SECONDS.within(0.001), "how long to wait for an answer")] = None
     max_retries: Annotated[int, _row(INTEGER.within(0, 1000), "how often to try again without a broker")] = 3
     compression: Annotated[str | None, _row(one_of("zstd", "lz4"), "what travels is compressed with it")] = None
+    token_file: Annotated[str | None, _row(TEXT, "file with the token to log in with")] = None
+    ca_file: Annotated[str | None, _row(TEXT, "authority of the broker's certificate, for qbs://")] = None
 
 
 class ProducerConfig(msgspec.Struct, frozen=True, kw_only=True):

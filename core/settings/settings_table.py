@@ -241,6 +241,14 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Setting("QB_CLIENT_HEARTBEAT_INTERVAL", SECONDS.within(0.01), "how often an idle client says that it lives"),
     ] = 30.0
+    token_file: Annotated[
+        str, Setting("QB_TOKEN_FILE", OPTIONAL_TEXT, "file with the token to log in with, or with lines USER TOKEN")
+    ] = ""
+    ca_file: Annotated[
+        str, Setting("QB_CA_FILE", OPTIONAL_TEXT, "authority of the broker's certificate, PEM; none: the system's")
+    ] = ""
+    cert_file: Annotated[str, Setting("QB_CLIENT_CERT", OPTIONAL_TEXT, "certificate to log in with, PEM")] = ""
+    key_file: Annotated[str, Setting("QB_CLIENT_KEY", OPTIONAL_TEXT, "its private key, PEM")] = ""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

@@ -126,6 +126,8 @@ class SinkOptions:
     compression: Annotated[
         str | None, Option("compression", one_of("zstd", "lz4"), "what travels is compressed with it")
     ] = None
+    token_file: Annotated[str | None, Option("tokenFile", TEXT, "file with the token to log in with")] = None
+    ca_file: Annotated[str | None, Option("caFile", TEXT, "authority of the broker's certificate")] = None
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,8 @@ class SourceOptions:
     compression: Annotated[
         str | None, Option("compression", one_of("zstd", "lz4"), "what travels is compressed with it")
     ] = None
+    token_file: Annotated[str | None, Option("tokenFile", TEXT, "file with the token to log in with")] = None
+    ca_file: Annotated[str | None, Option("caFile", TEXT, "authority of the broker's certificate")] = None
 
 
 def sink_options(given: Mapping[str, str]) -> SinkOptions:

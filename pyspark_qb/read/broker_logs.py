@@ -28,6 +28,8 @@ def connected(options: SourceOptions) -> BrokerClient:
         request_timeout=options.request_timeout,
         idempotent=False,
         compression=options.compression,
+        token_file=options.token_file,
+        ca_file=options.ca_file,
     )
 
 

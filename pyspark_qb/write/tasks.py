@@ -28,6 +28,8 @@ def connected(options: SinkOptions) -> Iterator[BrokerClient]:
         request_timeout=options.request_timeout,
         idempotent=straight,
         compression=options.compression,
+        token_file=options.token_file,
+        ca_file=options.ca_file,
     )
     client.connect(wait=options.request_timeout)
     try:

@@ -38,7 +38,7 @@ def test_an_address_is_a_host_and_a_port(text: str, host: str, port: int) -> Non
 
 @pytest.mark.parametrize("text", ["", "http://h:1", "qb://", "h:port", "h:1:2/x", "user@h", "qb://h:1/topic"])
 def test_what_is_no_address_is_refused_with_the_forms_that_are(text: str) -> None:
-    with pytest.raises(ValueError, match="write host, host:port or qb://host:port"):
+    with pytest.raises(ValueError, match="write host, host:port, qb://host:port or qbs://host:port"):
         BrokerClient(text)
 
 

@@ -18,6 +18,8 @@ NO_LIMITS = {  # addresses, switches and paces: nothing is refused or dropped be
     "storage.data_dir", "storage.fsync_on_write", "storage.retention_interval",
     "security.users_file", "security.audit_file", "security.tls_cert",
     "security.tls_key", "security.tls_client_ca", "security.insecure",
+    "client.token_file", "client.ca_file", "client.cert_file",
+    "client.key_file",
     "client.request_timeout", "client.heartbeat_interval",
 }  # fmt: skip
 LIMITS = [setting for setting in TABLE if setting.name not in NO_LIMITS]

@@ -8,20 +8,25 @@ import signal
 import socket
 import ssl
 import subprocess
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import anyio
 import pytest
 import trustme
 
-from qb.core.rights.users_file import parse_user, write_users
+from qb import AsyncBrokerClient, BrokerClient, BrokerUnavailable
+from qb.cli.main import main
+from qb.core.rights.users_file import hash_of, parse_user, write_users
 from qb.core.wire.frames import MessageType, encode_frame
 from tests.support.brokers import BrokerProcess, free_port, run_server
 from tests.support.peers import Peer
 from tests.support.waiting import wait_until
 
+TOKEN = "qb_secret-of-ops"
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 
@@ -61,6 +66,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     write_certificate(directory, authority)
     authority.cert_pem.write_to_path(directory / "ca.pem")
     users = [["anonymous", "read:*", "manage:*"], ["edge", "cert:CN=edge.example", "admin:*"]]
+    users.append(["ops", f"sha256:{hash_of(TOKEN)}", "admin:*"])
+    (directory / "tokens").write_text(f"other qb_wrong\nops {TOKEN}\n")
     write_users(str(directory / "users"), [parse_user(["user", *words]) for words in users])
     files = {
         "tls_cert": directory / "cert.pem",
@@ -71,6 +78,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     broker = BrokerProcess(directory, **files, users_file=directory / "users", json_port=json_port, http_port=http_port)
     yield Site(broker, authority, directory, json_port, http_port)
     broker.kill()
+
+
+def of_client(site: Site, **more: Any) -> dict[str, Any]:
+    """Return the arguments of a client of the site."""
+    return {"host": f"qbs://localhost:{site.broker.port}", "ca_file": str(site.directory / "ca.pem"), **more}
 
 
 def received(sock: socket.socket) -> bytes:
@@ -192,3 +204,76 @@ def test_a_broker_beyond_loopback_needs_users_and_tls_or_says_what_mends_it(tmp_
     loose.write_text("")
     loose.chmod(0o644)
     assert "chmod 600" in run_server("--users-file", str(loose), "--data-dir", str(tmp_path / "data")).stderr
+
+
+def test_a_blocking_client_logs_in_over_tls_by_a_token_or_a_file_of_them(site: Site) -> None:
+    with BrokerClient(**of_client(site, token=TOKEN)) as client:
+        client.create_topic("blocking")
+        assert len(client.publish_many("blocking", [bytes(1024)] * 3_000)) == 3_000
+        assert len(client.fetch("blocking", 0, 0, max_messages=5_000, max_bytes=16 << 20)) == 3_000
+        assert TOKEN not in repr(client)
+    of_ops = of_client(site, token_file=str(site.directory / "tokens"))
+    of_ops["host"] = f"qbs://ops@localhost:{site.broker.port}"
+    with BrokerClient(**of_ops) as client:
+        assert client.server_info().data_dir
+    of_ops["host"] = f"qbs://other@localhost:{site.broker.port}"
+    with pytest.raises(BrokerUnavailable) as caught, BrokerClient(**of_ops):
+        pass
+    assert caught.value.code == "UNAUTHENTICATED"
+
+
+def test_a_client_says_what_is_wrong_with_the_certificate_or_the_port(site: Site, shared: BrokerProcess) -> None:
+    wrong = {
+        "is not trusted": {"host": f"qbs://localhost:{site.broker.port}"},
+        "this port speaks TLS": {"port": site.broker.port},
+        "does not speak TLS": {"host": f"qbs://localhost:{shared.port}"},
+    }
+    for says, given in wrong.items():
+        with pytest.raises(BrokerUnavailable, match=says), BrokerClient(**given):
+            pass
+    past = datetime(2001, 1, 1, tzinfo=UTC)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        site.authority.issue_cert("localhost", not_after=past).configure_cert(context)
+        served = threading.Thread(target=shake_hands, args=(listener, context))
+        served.start()
+        address = f"qbs://localhost:{listener.getsockname()[1]}"
+        with pytest.raises(BrokerUnavailable, match="expired"), BrokerClient(**{**of_client(site), "host": address}):
+            pass
+        served.join()
+
+
+def shake_hands(listener: socket.socket, context: ssl.SSLContext) -> None:
+    connected, _ = listener.accept()
+    with connected:
+        try:
+            context.wrap_socket(connected, server_side=True)
+        except OSError:
+            pass
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_the_async_client_logs_in_over_tls(site: Site, loop: str) -> None:
+    async def converse() -> int:
+        async with AsyncBrokerClient(**of_client(site, token=TOKEN)) as client:
+            await client.create_topic(loop)
+            await client.publish_many(loop, [bytes(1024)] * 1_000)
+            certificate = site.authority.issue_cert(common_name="edge.example")
+            certificate.private_key_and_cert_chain_pem.write_to_path(site.directory / f"{loop}.pem")
+        by_certificate = of_client(site, cert_file=str(site.directory / f"{loop}.pem"))
+        async with AsyncBrokerClient(**by_certificate) as client:
+            return (await client.publish(loop, b"last")).offset
+
+    assert anyio.run(converse, backend=loop) == 1_000
+
+
+def test_the_command_line_reads_the_token_from_a_file_and_shows_it_nowhere(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("QB_TOKEN_FILE", str(site.directory / "tokens"))
+    monkeypatch.setenv("QB_CA_FILE", str(site.directory / "ca.pem"))
+    address = f"qbs://ops@localhost:{site.broker.port}"
+    assert main(["list-topics", "--host", address, "--json"]) == 0
+    assert main(["create-topic", "by-command", "--host", address]) == 0
+    assert TOKEN not in "".join(capsys.readouterr())
+    assert TOKEN not in site.broker.log

@@ -70,7 +70,8 @@ class AsyncLinkTask:
         """One connection, from the attempt to the end, which always raises."""
         connection = self._connection
         with anyio.fail_after(CONNECT_TIMEOUT):
-            stream = await running_loop().connect(*connection.trouble.server)
+            server = connection.trouble.server
+            stream = await running_loop().connect(server, connection.conversation.credentials.connecting(server))
             connection.connected(stream)
             await self._greet(stream)
         backoff.reset()

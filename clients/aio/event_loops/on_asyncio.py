@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from contextvars import Context, copy_context
 from math import inf
 from typing import Any, cast
 
+from qb.core.wire.addresses import BrokerAddress
 from qb.core.wire.frames import Frames
 
 LINGER = 1.0  # seconds that a closed connection has to send what it holds
@@ -140,6 +142,9 @@ class AsyncioStream(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def close(self) -> None:
+        if self._transport.get_extra_info("ssl_object") is not None and not self._transport.get_write_buffer_size():
+            self._transport.abort()  # close() would wait for the broker's goodbye, and outlive the event loop
+            return
         self._transport.close()
         if self._transport.get_write_buffer_size():
             asyncio.get_running_loop().call_later(LINGER, self._transport.abort)
@@ -191,9 +196,12 @@ class AsyncioLoop:
     async def give_way(self) -> None:
         await asyncio.sleep(0)
 
-    async def connect(self, host: str, port: int) -> AsyncioStream:
-        connected = await _connect(host, port)
-        _, stream = await asyncio.get_running_loop().create_connection(lambda: AsyncioStream(connected), sock=connected)
+    async def connect(self, address: BrokerAddress, context: ssl.SSLContext | None) -> AsyncioStream:
+        connected = await _connect(address.host, address.port)
+        name = None if context is None else address.host
+        _, stream = await asyncio.get_running_loop().create_connection(
+            lambda: AsyncioStream(connected), sock=connected, ssl=context, server_hostname=name
+        )
         return stream
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any
 
 import trio
 
+from qb.core.wire.addresses import BrokerAddress
 from qb.core.wire.frames import Frames
 
 RECEIVE_SIZE = 64 * 1024
@@ -33,15 +35,16 @@ class TrioWaiter:
 
 
 class TrioStream:
-    """A trio.SocketStream."""
+    """A trio.SocketStream, with TLS on it or without."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.SocketStream, secure: trio.SSLStream[trio.SocketStream] | None = None) -> None:
         self._stream = stream
+        self._bytes: trio.SSLStream[trio.SocketStream] | trio.SocketStream = secure or stream
 
     async def receive(self, seconds: float) -> bytes | None:
         with trio.move_on_after(seconds):
             try:
-                return bytes(await self._stream.receive_some(RECEIVE_SIZE))
+                return bytes(await self._bytes.receive_some(RECEIVE_SIZE))
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 raise ConnectionError(str(error)) from error
         return None
@@ -49,7 +52,7 @@ class TrioStream:
     async def send(self, data: Frames, seconds: float) -> bool:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + seconds):
             try:
-                await self._stream.send_all(data)
+                await self._bytes.send_all(data)
                 return True
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 pass
@@ -101,5 +104,14 @@ class TrioLoop:
     async def give_way(self) -> None:
         await trio.lowlevel.cancel_shielded_checkpoint()
 
-    async def connect(self, host: str, port: int) -> TrioStream:
-        return TrioStream(await trio.open_tcp_stream(host, port))
+    async def connect(self, address: BrokerAddress, context: ssl.SSLContext | None) -> TrioStream:
+        stream = await trio.open_tcp_stream(address.host, address.port)
+        if context is None:
+            return TrioStream(stream)
+        secure = trio.SSLStream(stream, context, server_hostname=address.host, https_compatible=True)
+        try:
+            await secure.do_handshake()
+        except trio.BrokenResourceError as error:
+            stream.socket.close()
+            raise (error.__cause__ if isinstance(error.__cause__, OSError) else EOFError()) from None
+        return TrioStream(stream, secure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import sys
 from collections.abc import Callable
 from contextvars import Context
@@ -9,6 +10,7 @@ from functools import cache
 from typing import Any, Protocol
 
 from qb.clients.aio.event_loops import on_asyncio
+from qb.core.wire.addresses import BrokerAddress
 from qb.core.wire.frames import Frames
 
 
@@ -78,8 +80,8 @@ class EventLoop(Protocol):
     async def give_way(self) -> None:
         """Let every other task that can run do so once. A cancellation may raise or wait."""
 
-    async def connect(self, host: str, port: int) -> Stream:
-        """Return a connection. Raises OSError."""
+    async def connect(self, address: BrokerAddress, context: ssl.SSLContext | None) -> Stream:
+        """Return a connection, encrypted if there is a context. Raises OSError."""
 
 
 def running_loop() -> EventLoop:

@@ -72,7 +72,8 @@ class LinkThread:
             self._connection.changed.notify_all()
 
     def _connect(self) -> socket.socket:
-        sock = connect(*self._connection.trouble.server)
+        server = self._connection.trouble.server
+        sock = connect(server, self._connection.conversation.credentials.connecting(server))
         self._connection.connected(sock)
         if self._closing.is_set():
             hang_up(sock)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import select
 import socket
+import ssl
 import struct
 
+from qb.clients.blocking.connection.tls_socket import TlsSocket
 from qb.clients.protocol.reconnecting import CONNECT_TIMEOUT
+from qb.core.wire.addresses import BrokerAddress
 from qb.core.wire.frames import Frames
 
 
-def connect(host: str, port: int) -> socket.socket:
-    """Return a connected socket that sends small frames at once. Raises OSError."""
-    sock = socket.create_connection((host, port), CONNECT_TIMEOUT)
+def connect(address: BrokerAddress, context: ssl.SSLContext | None) -> socket.socket:
+    """Return a connected socket that sends small frames at once, encrypted if there is a context. Raises OSError."""
+    sock = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
+    return sock if context is None else TlsSocket(sock, context, address.host)
 
 
 def write(sock: socket.socket, data: Frames) -> None:
@@ -38,6 +41,8 @@ def limit_waiting(sock: socket.socket, receive: float, send: float) -> None:
 
 def is_readable(sock: socket.socket, seconds: float) -> bool:
     """Wait so long until there is something to read."""
+    if isinstance(sock, TlsSocket) and sock.has_received:
+        return True
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(max(seconds, 0) * 1000))
