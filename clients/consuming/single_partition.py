@@ -47,9 +47,7 @@ class SinglePartitionState(ConsumerState):
         elif ask.method != "commit_offsets":
             self._retry_at = now + PAUSE
         else:
-            self._commit_refused(
-                {AssignedPartition(*each[:2]): each[2] for each in ask.arguments["offsets"]}, error, now
-            )
+            super().refused(ask, error, now)
 
     def connection_lost(self) -> None:
         """The partition stays ours: go on with what was fetched."""
