@@ -1,4 +1,4 @@
-"""How long after kill -9 does a broker with 5 million messages serve again?
+"""How long after kill -9 does a broker with 5 million messages serve again, and one with 10,000 partitions?
 
 The clock runs from the start of the process to its first answer to a peer, with the files in the page cache, and
 again after they were evicted from it.
@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from benchmarks.harness import BenchmarkOptions, judge, qb_server, report, scratch, significant
+from benchmarks.harness import BenchmarkOptions, judge, memory_megabytes, qb_server, report, scratch, significant
 from qb import BrokerClient
 
 NAME = "recovery"
 SIZE = 100
 MESSAGES = 5_000_000
 AT_ONCE = 250_000
+TOPICS, PARTITIONS = 10, 1_000
 TARGET_SECONDS = 60
 
 
@@ -33,6 +34,7 @@ def run(options: BenchmarkOptions) -> None:
         warm = _open(data_dir, messages, "warm")
         _evict(data_dir)
         slower = max(warm, _open(data_dir, messages, "cold"))
+        _open_partitions(directory / "wide", max(1, options.scaled(TOPICS)))
     judge(NAME, f"{messages:,} messages: seconds, not minutes", slower, slower < TARGET_SECONDS, "seconds")
 
 
@@ -45,6 +47,20 @@ def _open(data_dir: Path, messages: int, cache: str) -> float:
     case = f"qb/{SIZE}B/{messages}-messages/after-kill-9/{cache}-page-cache"
     report(NAME, case, seconds=significant(server.seconds_to_ready), log_bytes=described["bytes"])
     return server.seconds_to_ready
+
+
+def _open_partitions(data_dir: Path, topics: int) -> None:
+    """Print how long a broker with many partitions takes to serve again, and its memory then."""
+    with qb_server(data_dir) as server, BrokerClient(port=server.port) as client:
+        for number in range(topics):
+            client.create_topic(f"topic-{number}", partitions=PARTITIONS)
+            client.publish_many(f"topic-{number}", [b"x" * SIZE] * PARTITIONS)
+        server.process.kill()
+    with qb_server(data_dir) as server, BrokerClient(port=server.port) as client:
+        client.describe_topic("topic-0")
+        memory = memory_megabytes(server.process.pid, "VmRSS")
+    case = f"qb/{topics * PARTITIONS}-partitions/after-kill-9/warm-page-cache"
+    report(NAME, case, seconds=significant(server.seconds_to_ready), memory_mb=significant(memory))
 
 
 def _evict(data_dir: Path) -> None:

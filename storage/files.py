@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +240,7 @@ class OpenFiles:
                     raise BlockingIOError(errno.EAGAIN, "not open")
                 flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
                 entry = self._open[path] = _Open(os.open(path, flags, PRIVATE_FILE))
-                self._close_unused()
+                self._close_unused(path)
             else:
                 self._open.move_to_end(path)
             entry.users += 1
@@ -252,11 +253,10 @@ class OpenFiles:
             if not entry.users and self._open.get(path) is not entry:
                 os.close(entry.fd)  # it was forgotten meanwhile
 
-    def _close_unused(self) -> None:
-        for path in list(self._open)[:-1] if len(self._open) > self._capacity else ():
-            entry = self._open[path]
-            if not entry.users:
-                del self._open[path]
-                os.close(entry.fd)
-            if len(self._open) <= self._capacity:
-                break
+    def _close_unused(self, opened: str) -> None:
+        """Close the least recently used beyond the capacity, but not the one that was just opened."""
+        surplus = len(self._open) - self._capacity
+        if surplus > 0:
+            unused = (path for path, entry in self._open.items() if not entry.users and path != opened)
+            for path in list(islice(unused, surplus)):
+                os.close(self._open.pop(path).fd)

@@ -198,7 +198,7 @@ class _Partition:
         fd = os.open(log, os.O_RDONLY)
         try:
             size = os.fstat(fd).st_size
-            self._check(partial(check_identity, reader(fd), Path(log)))
+            self._check(partial(check_identity, reader(fd), log, self._directory))
             entries, end = self._prove_log(fd, log, size, base, following)
         finally:
             os.close(fd)

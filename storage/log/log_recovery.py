@@ -101,9 +101,10 @@ def base_offsets(directory: Path) -> list[int]:
 
 def _drop_orphans(directory: Path) -> None:
     """Delete indexes whose log is gone: a segment's log is dropped first."""
-    for index in directory.glob("*.idx"):
-        if not index.with_suffix(".log").exists():
-            index.unlink()
+    names = set(os.listdir(directory))
+    for name in names:
+        if name.endswith(".idx") and f"{name[:-4]}.log" not in names:
+            (directory / name).unlink()
 
 
 def _take_unfinished(found: RecoveredLog, extent: LogExtent) -> Segment | None:
@@ -132,7 +133,7 @@ def _open_newest(
     """Walk the newest segment; one that was being followed by another has no tear, since all of it was durable."""
     entries = IndexEntries()
     with segment.open() as fd:
-        check_identity(reader(fd), Path(segment.log_path))
+        check_identity(reader(fd), segment.log_path, segment.directory)
         end = os.fstat(fd).st_size
         try:
             for batch in walk(reader(fd), 0, end, segment.base_offset):
@@ -187,7 +188,7 @@ def check_stop(log: str, found: LogEnd, stopped: LogEnd) -> None:
 def _open_closed(found: RecoveredLog, segment: Segment, next_base: int) -> None:
     """Open a segment that ends where the next one begins; walk it only if its index does not lead to its end."""
     with segment.open() as fd:
-        check_identity(reader(fd), Path(segment.log_path))
+        check_identity(reader(fd), segment.log_path, segment.directory)
         if _ends_well(segment, fd, next_base):
             return
         entries = IndexEntries()

@@ -22,11 +22,11 @@ def identity_of(directory: Path) -> ProducerRange:
     return ProducerRange(IDENTITY, int.from_bytes(topic), partition, 0)
 
 
-def check_identity(read: Read, log: Path) -> None:
+def check_identity(read: Read, log: str, directory: Path) -> None:
     """Raises LogDamaged if a segment says that it belongs to another log; its seal is proved elsewhere."""
     data = read(0, SEAL_HEAD.size + RANGE.size)
     if len(data) < SEAL_HEAD.size + RANGE.size or SEAL_HEAD.unpack_from(data)[1] != SEAL:
         return
     said = ProducerRange(*RANGE.unpack_from(data, SEAL_HEAD.size))
-    if said.producer_id == IDENTITY and said != identity_of(log.parent):
-        raise LogDamaged(str(log), 0, "it is a segment of another partition, or of a topic of another name")
+    if said.producer_id == IDENTITY and said != identity_of(directory):
+        raise LogDamaged(log, 0, "it is a segment of another partition, or of a topic of another name")
