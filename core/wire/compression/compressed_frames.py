@@ -58,7 +58,9 @@ class Deflater:
         else:
             import zstandard
 
-            self._compressor = zstandard.ZstdCompressor().compressobj(size=size)
+            self._compressor = zstandard.ZstdCompressor(level=1).compressobj(
+                size=size
+            )  # as good for runs of JSON, quicker
 
     def add(self, portion: memoryview) -> None:
         """Compress the next portion."""
