@@ -42,6 +42,7 @@ class OffsetStore:
     def __init__(self, metadata: Metadata) -> None:
         """Find what was committed before."""
         self._metadata = metadata
+        self.count = 0  # partitions with an offset, of all groups together
         self._index: dict[str, dict[str, dict[int, int]]] = {}  # the newest offset by group, topic and partition
         for key, entry in metadata.under(_PREFIX).items():
             _, group, topic, partition = key.split("/")
@@ -107,7 +108,9 @@ class OffsetStore:
             yield from (GroupPartition(topic, partition) for partition in offsets)
 
     def _note(self, group: str, partition: GroupPartition, offset: int) -> None:
-        self._index.setdefault(group, {}).setdefault(partition.topic, {})[partition.partition] = offset
+        offsets = self._index.setdefault(group, {}).setdefault(partition.topic, {})
+        self.count += partition.partition not in offsets
+        offsets[partition.partition] = offset
 
     def _read_again(self, group: str, partition: GroupPartition) -> None:
         """Note what the metadata has of a partition."""
@@ -120,6 +123,7 @@ class OffsetStore:
     def _drop(self, group: str, partition: GroupPartition) -> None:
         topics = self._index[group]
         del topics[partition.topic][partition.partition]
+        self.count -= 1
         if not topics[partition.topic]:
             del topics[partition.topic]
         if not topics:

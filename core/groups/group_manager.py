@@ -52,6 +52,7 @@ class GroupManager:
     def __init__(self, engine: Engine, settings: ServerSettings) -> None:
         self._engine = engine
         self._most = settings.max_groups
+        self._most_members, self._most_offsets = settings.max_members_in_all, settings.max_committed_offsets
         self._offsets = OffsetStore(engine.metadata)
         self._declared = DeclaredGroups(engine.metadata)
         saved = engine.metadata.get(_GENERATION)
@@ -103,6 +104,7 @@ class GroupManager:
     ) -> MemberStanding:
         """Make it a member. Raises BadName, BadRequest, UnknownTopic, LimitReached."""
         self._check_room(group)
+        self._check_members(group, member)
         standing = self._groups.join(
             group,
             member,
@@ -160,6 +162,7 @@ class GroupManager:
         if member is not None and generation is not None:
             partitions = [GroupPartition(commit.topic, commit.partition) for commit in commits]
             self._groups.check_commit(group, member, generation, partitions)
+        self._check_offsets(group, commits)
         await self._offsets.commit(group, commits, now_ms())
         return {"committed": len(commits)}
 
@@ -174,6 +177,23 @@ class GroupManager:
         known = len(self._names())
         if known >= self._most:
             raise LimitReached(f"the broker has {known} groups", self._most, "QB_MAX_GROUPS")
+
+    def _check_members(self, group: str, member: str) -> None:
+        """Raises LimitReached if this would be one member too many of all groups together."""
+        known = self._groups.get(group)
+        if known is not None and member in known.members:
+            return
+        members = sum(len(each.members) for each in self._groups)
+        if members >= self._most_members:
+            raise LimitReached(f"all groups have {members} members", self._most_members, "QB_MAX_MEMBERS_IN_ALL")
+
+    def _check_offsets(self, group: str, commits: Sequence[OffsetCommit]) -> None:
+        """Raises LimitReached if these would be offsets of too many partitions of all groups together."""
+        known = self._offsets.newest(group)
+        new = {(each.topic, each.partition) for each in commits if each.partition not in known.get(each.topic, ())}
+        if new and self._offsets.count + len(new) > self._most_offsets:
+            text = f"all groups have committed {self._offsets.count} offsets, and {len(new)} more are too many"
+            raise LimitReached(text, self._most_offsets, "QB_MAX_COMMITTED_OFFSETS")
 
     def _is_known(self, group: str) -> bool:
         return any(group in names for names in (self._groups.names(), self._offsets.groups(), self._declared.groups()))

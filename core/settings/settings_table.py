@@ -118,6 +118,18 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_group_members: Annotated[
         int, Setting("QB_MAX_GROUP_MEMBERS", INTEGER.within(1, 100_000), "members that one consumer group may have")
     ] = 1_000
+    max_members_in_all: Annotated[
+        int,
+        Setting("QB_MAX_MEMBERS_IN_ALL", INTEGER.within(1, 10_000_000), "members that all groups together may have"),
+    ] = 20_000
+    max_committed_offsets: Annotated[
+        int,
+        Setting(
+            "QB_MAX_COMMITTED_OFFSETS",
+            INTEGER.within(1, 100_000_000),
+            "partitions for which all groups together may have committed an offset",
+        ),
+    ] = 1_000_000
     transaction_timeout: Annotated[
         float,
         Setting(

@@ -47,6 +47,25 @@ async def test_members_share_the_partitions_and_commit_what_they_hold(a_broker):
         assert await peer.call("leave_group", group="g", member="m2") == "UNKNOWN_MEMBER"
 
 
+async def test_members_and_offsets_of_all_groups_together_have_limits(a_broker):
+    async with a_broker(max_members_in_all=2, max_committed_offsets=3) as connect:
+        peer = await a_topic(connect)
+        for group in ("g", "h"):
+            await peer.call("join_group", group=group, member="m", topics=["a"])
+        assert await peer.call("join_group", group="i", member="m", topics=["a"]) == "LIMIT_REACHED"
+        assert "generation" in await peer.call("join_group", group="h", member="m", topics=["a"]), (
+            "it is one of the two"
+        )
+        await peer.call("leave_group", group="g", member="m")
+        assert "generation" in await peer.call("join_group", group="i", member="m", topics=["a"])
+        two = [["a", 0, 0], ["a", 1, 0]]
+        assert await peer.call("commit_offsets", group="j", offsets=two) == {"committed": 2}
+        assert await peer.call("commit_offsets", group="k", offsets=two) == "LIMIT_REACHED"
+        assert await peer.call("commit_offsets", group="j", offsets=two) == {"committed": 2}, "these are there"
+        await peer.call("delete_group", group="j")
+        assert await peer.call("commit_offsets", group="k", offsets=two) == {"committed": 2}
+
+
 async def test_a_silent_member_is_out_by_the_brokers_own_timer(a_broker):
     async with a_broker() as connect:
         peer = await a_topic(connect)
