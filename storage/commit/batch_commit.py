@@ -162,7 +162,7 @@ def _positions(runs: Sequence[AppendRun]) -> Sequence[int]:
     if 0 not in lengths and len(lengths) == 1:
         return range(0, sum([len(run.data) for run in runs]), lengths.pop())
     for run in runs:
-        positions += map(start.__add__, run.positions)
+        positions += [start + position for position in run.positions]
         start += len(run.data)
     return positions
 

@@ -29,7 +29,7 @@ def encode(positions: Sequence[int], append_ms: int, base: int = 0) -> bytes:
 def _moved(positions: Sequence[int], base: int) -> Iterable[int]:
     if isinstance(positions, range):  # of records that are all as long as each other
         return range(positions.start + base, positions.stop + base, positions.step)
-    return map(base.__add__, positions)
+    return [base + position for position in positions]
 
 
 class IndexEntries:
@@ -41,7 +41,7 @@ class IndexEntries:
 
     def add(self, positions: Iterable[int], append_ms: int) -> None:
         """Add records that were appended at the same time."""
-        self._positions.extend(positions)
+        self._positions += array("Q", positions)
         self._times += array("Q", [append_ms]) * (len(self._positions) - len(self._times))
 
     def encode(self) -> bytes:
