@@ -2,7 +2,8 @@
 
 Ours: sealed batches of 1,000 messages, as a broker under load makes them, one record each, at most 64 in flight.
 Theirs: a message each, at most 1,000 in flight. And one message at a time, each waiting for the answer before. Both
-sides wait for the quorum, and every node syncs before it answers.
+sides wait for the quorum, and every node syncs before it answers. And how long does a takeover take that knows the
+journal up to its end, as a follower does?
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from benchmarks.harness import (
 )
 from qb.core.wire.frames import MessageType, encode_frame
 from qb.replication.jetstream.jetstream_store import JetStreamStore
-from qb.replication.journal.journal import Journal
+from qb.replication.journal.journal import START, Journal
 from qb.replication.journal.journal_store import JournalError
 from qb.replication.journal.trio_timers import TrioTimers
 from qb.replication.nats.nats_client import NatsClient
@@ -76,6 +77,7 @@ def nats_cluster(directory: Path) -> Iterator[list[str]]:
 
 
 def _compare(options: BenchmarkOptions, servers: list[str]) -> None:
+    report_latency(NAME, "journal/takeover-of-a-follower/R3/fsync-before-ack", trio.run(_takeovers, options, servers))
     ours: dict[str, list[float]] = {"rates": [], "times": []}
     theirs: dict[str, list[float]] = {"rates": [], "times": []}
     for number in range(options.rounds):
@@ -124,6 +126,26 @@ async def _journal(options: BenchmarkOptions, servers: list[str], cell: str) -> 
             times.append(time.perf_counter() - started)
         nursery.cancel_scope.cancel()
     return rate, times
+
+
+async def _takeovers(options: BenchmarkOptions, servers: list[str]) -> list[float]:
+    """Return how long each of some takeovers took."""
+    client, timers = NatsClient(servers), TrioTimers()
+    times = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.run)
+        nursery.start_soon(timers.run)
+        store = JetStreamStore(client, timers, "takeovers")
+        await store.open()
+        point = START
+        for _ in range(options.scaled(400)):
+            journal = Journal(store, timers, "benchmark")
+            started = time.perf_counter()
+            point = (await journal.take_over(point)).point
+            times.append(time.perf_counter() - started)
+            await _append_all(journal, b"x" * 200, 5)
+        nursery.cancel_scope.cancel()
+    return times
 
 
 async def _append_all(journal: Journal, payload: bytes, count: int) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -20,50 +17,13 @@ from qb.replication.journal.journal import Journal, JournalEntry
 from qb.replication.journal.journal_records import decode
 from qb.replication.journal.trio_timers import TrioTimers
 from qb.replication.nats.nats_client import NatsClient
-from tests.support.brokers import ROOT
 from tests.support.journal_contract import Outcomes, collected, look
-from tests.support.journal_owner import payload_of
+from tests.support.journal_ledger import WINDOW, OwnerProcess, check
 from tests.support.late_network import LateNetwork
 from tests.support.nats_cluster import NatsCluster, NatsNode
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.process, pytest.mark.kill, pytest.mark.timeout(180)]
-WINDOW = 16
-
-
-class OwnerProcess:
-    """An owner in a process of its own, and the ledger of what it acked."""
-
-    def __init__(self, url: str, cell: str) -> None:
-        command = [sys.executable, "-m", "tests.support.journal_owner", url, cell, str(WINDOW)]
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        self.epoch = 0
-        self.acks: dict[int, int] = {}  # number of the payload: its position
-        self.is_fenced = False
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            word, *numbers = line.split()
-            if word == "owner":
-                self.epoch = int(numbers[0])
-            elif word == "ack":
-                self.acks[int(numbers[0])] = int(numbers[1])
-            else:
-                self.is_fenced = word == "fenced"
-
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def kill(self) -> None:
-        """As kill -9; returns when everything that it printed has been read."""
-        self.process.kill()
-        self.process.wait()
-        self._thread.join()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
 
 
 @pytest.fixture
@@ -110,14 +70,6 @@ async def successor(nursery: trio.Nursery, urls: list[str], cell: str) -> Succes
     return made
 
 
-def check(ledger: dict[int, int], entries: list[JournalEntry]) -> None:
-    """Every ack is at its position, byte for byte, and no payload is there twice."""
-    stored = {entry.position: entry.payload for entry in entries}
-    assert {number for number, position in ledger.items() if stored.get(position) != payload_of(number)} == set()
-    payloads = [entry.payload for entry in entries if entry.payload is not None]
-    assert len(set(payloads)) == len(payloads)
-
-
 async def take_over_while_its_appends_are_late(
     nats_cluster: NatsCluster, nursery: trio.Nursery, start_owner: Callable[[str, str], OwnerProcess], cell: str
 ) -> int:
@@ -138,7 +90,7 @@ async def take_over_while_its_appends_are_late(
     owner.signal(signal.SIGCONT)
     await until(lambda: owner.is_fenced)
     entries = await new.entries()
-    check(owner.acks, entries)
+    check(owner, entries)
     behind = await look(new.store, taken.tenure.position + 1, end=entries[-1].position + 1)
     records = [decode(each.data) for each in behind]
     return sum(record is not None and record.epoch < taken.tenure.epoch for record in records)
@@ -169,7 +121,7 @@ async def test_everything_that_a_killed_owner_acked_is_there(
     owner.kill()
     taken = await new.journal.take_over()
     assert taken.tenure.epoch == owner.epoch + 1
-    check(owner.acks, await new.entries())
+    check(owner, await new.entries())
 
 
 @pytest.fixture

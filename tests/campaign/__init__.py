@@ -1,0 +1,1 @@
+"""Faults of real processes, for as long as one likes."""
