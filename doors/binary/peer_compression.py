@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 import trio
 
 from qb.core.broker.broker_metrics import BrokerMetrics
+from qb.core.pacing import current
 from qb.core.wire.compression.codecs import installed_codecs
 from qb.core.wire.compression.compressed_frames import PORTION, Deflater, Inflater, compress, portions_of
 from qb.core.wire.frames import MAX_PROPERTIES, OVERHEAD, Frame
@@ -15,11 +17,29 @@ Parts = tuple[bytes | memoryview, ...]
 Pack = Callable[..., Parts]  # takes the parts of a frame and returns what to send in its place
 
 LONGEST_PUSH = 2 << 20  # bytes of a delivery, which is compressed in one step; one with a longer message is not
+MOST_PUSHED = 16 << 20  # bytes of deliveries that are compressed in one pass of the event loop, for all peers: 20 ms
 
 
 def unpacked(*parts: bytes | memoryview) -> Parts:
     """Return them as they are."""
     return parts
+
+
+class PushPace:
+    """How many bytes of deliveries were compressed in this pass of the event loop."""
+
+    def __init__(self) -> None:
+        self._pass, self._bytes = 0.0, 0
+
+    def allows(self, size: int) -> bool:
+        """Count so many bytes, and say whether they may be compressed. All may where passes are not measured."""
+        if self._pass != current.pass_began or current.pass_began == inf:
+            self._pass, self._bytes = current.pass_began, 0
+        self._bytes += size
+        return self._bytes <= MOST_PUSHED
+
+
+_pace = PushPace()  # of this process, as the event loop is
 
 
 class PeerCompression:
@@ -50,7 +70,10 @@ class PeerCompression:
 
     def pushed(self, *parts: bytes | memoryview) -> Parts:
         """Return what to send in place of a frame that the peer did not ask for, in one step."""
-        if self._wanted is None or sum(map(len, parts)) > LONGEST_PUSH:
+        if self._wanted is None:
+            return parts
+        size = sum(map(len, parts))
+        if size > LONGEST_PUSH or not _pace.allows(size):
             return parts
         return self._counted(parts, compress(self._wanted, parts))
 
