@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Iterable
-from itertools import islice
+from functools import partial
+from itertools import islice, takewhile
 
 from qb.core.wire.frames import HEAD, frame_length
 from qb.storage.engine import PartitionLog, StoredChunk
@@ -56,27 +58,36 @@ async def collect(log: PartitionLog, runs: Iterable[range], chunk: StoredChunk |
 
 def _collecting(runs: Iterable[range], chunk: StoredChunk | None) -> Generator[int, StoredChunk, Frames]:
     """Yield each offset from which more has to be read, to be sent the chunk; returns the frames."""
-    runs = list(runs)
-    if chunk is not None and len(runs) > 1 and (frames := _cut_many(chunk, runs)) is not None:
-        return frames
     parts: list[Frames] = []
-    for run in runs:
-        while run:
-            if chunk is None or not chunk.first_offset <= run.start < chunk.next_offset:
-                chunk = yield run.start
+    left = deque(runs)
+    while left:
+        if chunk is None or not chunk.first_offset <= left[0].start < chunk.next_offset:
+            chunk = yield left[0].start
+        whole = list(takewhile(partial(_has_neighbours, chunk), left))
+        if len(whole) > 1:
+            parts.append(_cut_many(chunk, whole))
+            for _ in whole:
+                left.popleft()
+        else:
+            run = left.popleft()
             here = len(range(run.start, min(run.stop, chunk.next_offset), run.step))
             parts.append(cut(chunk, run[:here]))
-            run = run[here:]
+            if rest := run[here:]:
+                left.appendleft(rest)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _cut_many(chunk: StoredChunk, runs: list[range]) -> bytes | None:
-    """Return the frames of runs of neighbours if the chunk has all of them, else None; a short run costs one slice."""
-    first, end = chunk.first_offset, chunk.next_offset
-    if any(run.start < first or run.stop > end or run.step != 1 for run in runs):
-        return None
-    data, borders = chunk.data, [*chunk.positions, chunk.end]  # a frame reaches to the next one, or to a seal before it
-    return b"".join([data[borders[run.start - first] : borders[run.stop - first]] for run in runs])
+def _has_neighbours(chunk: StoredChunk, run: range) -> bool:
+    """Return whether the chunk has all of a run of neighbours."""
+    return run.step == 1 and chunk.first_offset <= run.start and run.stop <= chunk.next_offset
+
+
+def _cut_many(chunk: StoredChunk, runs: list[range]) -> bytes:
+    """Return the frames of runs of neighbours, all of which are in the chunk; a short run costs one slice."""
+    first, end = min(run.start for run in runs), max(run.stop for run in runs)
+    positions = chunk.positions[first - chunk.first_offset : end - chunk.first_offset + 1]
+    borders = [*positions, chunk.end]  # a frame reaches to the next one, or to a seal before it
+    return b"".join([chunk.data[borders[run.start - first] : borders[run.stop - first]] for run in runs])
 
 
 def keys_of(chunk: StoredChunk, count: int) -> list[str | None]:

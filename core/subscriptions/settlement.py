@@ -33,8 +33,7 @@ def ack_scattered(
     A subscriber acks what was pushed together, in this order: so the lease that holds the first run has most of them.
     """
     subscriber, cursor = state.member(name), state.cursor(partition)
-    delivered = range(cursor.next)
-    runs = [part for run in runs if (part := intersect(run, delivered))]  # bounds what a peer may name
+    runs = [part for run in runs if (part := _delivered(cursor, run))]  # bounds what a peer may name
     if len(runs) < 2 or sum(map(len, runs)) > MOST_ACKED:
         return runs
     for _ in range(LEASES_AT_ONCE):
@@ -51,6 +50,11 @@ def ack_scattered(
         if len(runs) < 2:
             break
     return runs
+
+
+def _delivered(cursor: Cursor, run: range) -> range:
+    """Return the messages of a run that were delivered."""
+    return run if run.start >= 0 and run.stop <= cursor.next else intersect(run, range(cursor.next))
 
 
 def _ack_run(state: SubscriptionState, subscriber: JoinedSubscriber, cursor: Cursor, run: range, now: float) -> None:

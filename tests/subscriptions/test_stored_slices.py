@@ -50,6 +50,29 @@ class NoLog:
         return None
 
 
+class Log:
+    """Has one chunk after the other in memory."""
+
+    def __init__(self, *chunks):
+        self.chunks = chunks
+
+    def read_recent(self, offset, max_bytes):
+        return next(chunk for chunk in self.chunks if chunk.first_offset <= offset < chunk.next_offset)
+
+
+@given(batches, batches, st.data())
+def test_runs_of_several_chunks_are_collected_in_the_order_in_which_they_are_named(one, other, data):
+    first = a_chunk(7, one)
+    second = a_chunk(first.next_offset, other)
+    bodies = [body for batch in [*one, *other] for body in batch]
+    starts = st.tuples(st.integers(7, second.next_offset - 1), st.integers(1, 4), st.integers(1, 3))
+    named = data.draw(st.lists(starts, min_size=1, max_size=8))
+    runs = [range(start, min(start + count * step, second.next_offset), step) for start, count, step in named]
+    frames = collect_recent(Log(first, second), runs, data.draw(st.sampled_from([None, first, second])))
+    found = [(frame.sequence_number, frame.body) for frame in data_frames(frames)]
+    assert found == [(offset, bodies[offset - 7]) for run in runs for offset in run]
+
+
 @given(batches, st.integers(0, 100), st.data())
 def test_scattered_runs_are_cut_in_one_go_and_in_order(batches, base, data):
     chunk = a_chunk(base, batches)

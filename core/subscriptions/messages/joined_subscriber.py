@@ -95,6 +95,8 @@ class JoinedSubscriber:
 
     def portions(self, partition: int, run: range) -> list[range]:
         """Cut a run into parts that each meet at most AT_ONCE leases, or MOST_ACKED messages, and one lease more."""
+        if len(run) == 1:
+            return [run]
         index = self._leases.get(partition)
         near = index.near(run[0], run[-1]) if index is not None and run else []
         cuts = (min(len(run), max(0, -((run.start - cut) // run.step))) for cut in _cuts(near))
