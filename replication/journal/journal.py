@@ -102,7 +102,8 @@ class Journal:
     async def take_over(self, point: ChainPoint = START) -> TakenOver:
         """Become the owner: fence all owners before us, reading on from `point`. Returns the tenure and the end.
 
-        It tries again until it is known who owns the journal, so give it a time limit.
+        It tries again until it is known who owns the journal, so give it a time limit. If it is cancelled, a fence that
+        was sent already may be stored nevertheless; no other is sent.
         Raises Fenced (another owner was quicker), JournalLost, JournalGap.
         """
         outcome: TakenOver | JournalError | None = None
@@ -114,7 +115,10 @@ class Journal:
             done.set()
 
         self._writer.take_over(point, finish)
-        await done.wait()
+        try:
+            await done.wait()
+        finally:
+            self._writer.give_up()
         if isinstance(outcome, JournalError):
             raise outcome
         assert outcome is not None

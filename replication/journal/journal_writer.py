@@ -41,6 +41,7 @@ class JournalWriter:
         self._appends: AppendWindow | None = None
         self._tenure: Tenure | None = None
         self._point = ChainPoint()
+        self._taking: Takeover | None = None  # the takeover that is under way
 
     @property
     def in_flight(self) -> int:
@@ -55,6 +56,10 @@ class JournalWriter:
     def take_over(self, point: ChainPoint, done: TakeoverDone) -> None:
         """Fence all owners before us, reading on from a point; then `done` is called once with the outcome."""
         self._run(Takeover(point, self._owner, self._draw.getrandbits(64), self._window), partial(self._taken, done))
+
+    def give_up(self) -> None:
+        """Stop a takeover that is under way: `done` is not called. A fence that was sent may be stored nevertheless."""
+        self._taking = None
 
     def _taken(self, done: TakeoverDone, outcome: TakenOver | JournalError) -> None:
         if isinstance(outcome, TakenOver):
@@ -76,7 +81,8 @@ class JournalWriter:
             self._timers.call_later(0, partial(self._carry_out, actions))
 
     def stop(self, error: JournalError) -> None:
-        """Write nothing more; everything that is open is answered with the error."""
+        """Write nothing more; everything that is open is answered with the error. A takeover is given up."""
+        self.give_up()
         if self._appends is not None and self._appends.failure is None:
             self._timers.call_later(0, partial(self._carry_out, self._appends.fail(error)))
 
@@ -124,7 +130,8 @@ class JournalWriter:
             self._carry_out(self._appends.fail(outcome))
 
     def _run(self, takeover: Takeover, done: TakeoverDone) -> None:
-        """Carry out a takeover, step by step."""
+        """Carry out a takeover, step by step, unless it is given up."""
+        self._taking = takeover
 
         def carry_out(step: TakeoverStep) -> None:
             if isinstance(step, ReadOn):
@@ -135,6 +142,8 @@ class JournalWriter:
                 self._store.write(step.after, step.records, answered)
 
         def read(records: Sequence[StoredRecord] | None) -> None:
+            if self._taking is not takeover:
+                return
             try:
                 step = takeover.read(records)
             except JournalError as error:
@@ -143,6 +152,7 @@ class JournalWriter:
                 carry_out(step)
 
         def answered(answer: Answer) -> None:
-            carry_out(takeover.answered(answer))
+            if self._taking is takeover:
+                carry_out(takeover.answered(answer))
 
         carry_out(takeover.start())

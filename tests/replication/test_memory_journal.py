@@ -85,6 +85,19 @@ async def test_a_stopped_owner_answers_open_appends_and_sends_nothing_more(
     assert stream.last == outcomes.all[0][1]
 
 
+async def test_a_takeover_that_was_cancelled_writes_no_fence_later(nursery: trio.Nursery, autojump_clock) -> None:
+    nursery.start_soon((timers := TrioTimers()).run)
+    stream = MemoryStream()
+    store = MemoryStore(stream, timers)
+    journal = Journal(store, timers, "a")
+    store.is_cut_off = True
+    with trio.move_on_after(10):
+        await journal.take_over()
+    store.reconnect()
+    await trio.sleep(60)
+    assert stream.last == 0
+
+
 @pytest.mark.parametrize("window", [0, 256])
 def test_a_window_that_a_fence_cannot_cover_is_refused(window: int) -> None:
     with pytest.raises(ValueError, match="the window must be from 1 to 255"):
