@@ -292,6 +292,9 @@ class Metadata(Protocol):
     def put_soon(self, key: str, value: Any | None) -> None:
         """Store (None: remove) with the next transaction, without waiting: for state that may lag a little."""
 
+    async def put_all(self, values: Mapping[str, Any | None]) -> None:
+        """Store (None: remove) durably, all of them or none."""
+
     def put_then(self, values: Mapping[str, Any], done: Callable[[BrokerError | None], None]) -> None:
         """Store durably in one step, without waiting; then `done` is called with None, or with what went wrong."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -17,6 +18,7 @@ from qb.core.wire.frames import MAX_PROPERTIES, RESERVED, Frame, decode_frame, e
 from qb.storage.engine import Metadata, PartitionLog
 
 READ_BYTES = 1 << 20
+BLOCK = 1_000  # letters that share an entry of the metadata, which is rewritten when one of them is done
 _NUMBER = re.compile(r"[0-9]{1,18}\Z")
 
 
@@ -53,6 +55,18 @@ class SettledLetters(msgspec.Struct, frozen=True):
         return SettledLetters(floor, frozenset(left))
 
 
+class _SavedLetters(msgspec.Struct, frozen=True):
+    """What the metadata keeps of SettledLetters under one key; the numbers stand in blocks under keys of their own."""
+
+    floor: int = 0
+    numbers: frozenset[int] = frozenset()  # all of them, as brokers before wrote it
+    blocks: list[int] = []  # which blocks have numbers
+
+
+def _key(subscription_id: str, block: int | None = None) -> str:
+    return f"dead/{subscription_id}" if block is None else f"dead/{subscription_id}/{block}"
+
+
 def properties_of(
     frame: bytes, subscription_id: str, topic: str, partition: int, attempts: int, reason: str
 ) -> tuple[dict[str, str], Frame]:
@@ -83,13 +97,30 @@ class DeadLetterReader:
 
     def done(self, subscription_id: str) -> SettledLetters:
         """Return which letters of this subscription are done."""
-        entry = self._metadata.get(f"dead/{subscription_id}")
-        return msgspec.convert(entry.value, SettledLetters) if entry else SettledLetters()
+        saved = self._saved(subscription_id)
+        blocks = [self._metadata.get(_key(subscription_id, block)) for block in saved.blocks]
+        return SettledLetters(saved.floor, saved.numbers.union(*(entry.value for entry in blocks if entry)))
 
     async def note_done(self, subscription_id: str, numbers: Iterable[int]) -> None:
-        """Note durably that these are retried or purged."""
-        done = self.done(subscription_id).with_(numbers)
-        await self._metadata.put(f"dead/{subscription_id}", msgspec.to_builtins(done))
+        """Note durably that these are retried or purged; what is written are the blocks that have changed."""
+        before, new = self._saved(subscription_id), set(numbers)
+        done = self.done(subscription_id).with_(new)
+        blocks: dict[int, list[int]] = {}
+        for number in sorted(done.numbers):
+            blocks.setdefault(number // BLOCK, []).append(number)
+        changed = {number // BLOCK for number in new | before.numbers} | set(before.blocks) - blocks.keys()
+        values: dict[str, Any] = {_key(subscription_id, block): blocks.get(block) for block in changed}
+        values[_key(subscription_id)] = {"floor": done.floor, "blocks": list(blocks)}
+        await self._metadata.put_all(values)
+
+    def keys(self, subscription_id: str) -> list[str]:
+        """Return every key under which the metadata keeps which letters of a subscription are done."""
+        blocks = self._saved(subscription_id).blocks
+        return [_key(subscription_id), *(_key(subscription_id, block) for block in blocks)]
+
+    def _saved(self, subscription_id: str) -> _SavedLetters:
+        entry = self._metadata.get(_key(subscription_id))
+        return msgspec.convert(entry.value, _SavedLetters) if entry else _SavedLetters()
 
     async def read(self, subscription_id: str, log: PartitionLog, most: int) -> list[DeadLetterView]:
         """Return up to `most` letters of this subscription that are not done, oldest first."""

@@ -69,6 +69,6 @@ def key_of(name: str) -> str:
 
 
 def all_keys(name: str, partitions: Iterable[int]) -> list[str]:
-    """Return every key that belongs to a subscription, given the partitions that it has."""
+    """Return every key that belongs to a subscription and its cursors, given the partitions that it has."""
     parts = [str(partition) for partition in partitions]
-    return [key_of(name), f"dead/{name}", *(f"cursor/{name}/{part}" for part in (*parts, _HEAD))]
+    return [key_of(name), *(f"cursor/{name}/{part}" for part in (*parts, _HEAD))]

@@ -72,7 +72,7 @@ class SubscriptionManager:
     def _forget(self, name: str, topic: str, partitions: list[int]) -> None:
         """Remove what is kept of a subscription whose topic is gone."""
         log.warning("subscription %r is removed: its topic %r is gone", name, topic)
-        for key in all_keys(name, partitions):
+        for key in (*all_keys(name, partitions), *self._dead_letters.keys(name)):
             self._engine.metadata.put_soon(key, None)
 
     def _logs(self, topic: str) -> dict[int, PartitionLog]:
@@ -179,7 +179,8 @@ class SubscriptionManager:
     async def _remove(self, subscriptions: list[ActiveSubscription], reason: str) -> None:
         for active in subscriptions:
             self.deliveries.remove(active, reason)
-        keys = (key for active in subscriptions for key in all_keys(active.name, active.logs))
+        keys = [key for active in subscriptions for key in all_keys(active.name, active.logs)]
+        keys += [key for active in subscriptions for key in self._dead_letters.keys(active.name)]
         await self._engine.metadata.delete(*keys)
 
     def partitions_added(self, topic: str) -> None:

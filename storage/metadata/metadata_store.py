@@ -76,6 +76,10 @@ class MetadataStore:
     async def delete(self, *keys: str) -> None:
         await self._store(MetadataWrite(dict.fromkeys(keys)))
 
+    async def put_all(self, values: Mapping[str, Any | None]) -> None:
+        encoded = {key: None if value is None else msgspec.json.encode(value) for key, value in values.items()}
+        await self._store(MetadataWrite(encoded))
+
     async def flush(self) -> None:
         await self._store(MetadataWrite({}))
 
