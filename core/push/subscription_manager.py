@@ -15,6 +15,7 @@ from qb.core.positions import resolve
 from qb.core.push.active_subscription import ActiveSubscription
 from qb.core.push.dead_letters import DeadLetterReader, DeadLetterView, properties_of
 from qb.core.push.delivery_rounds import DeliveryRounds
+from qb.core.push.kept_cursors import KeptCursors
 from qb.core.push.saved_subscriptions import all_keys, key_of, load, value_of
 from qb.core.push.subscription_listing import description_of, summaries_of, summary_of, totals_of
 from qb.core.settings import ServerSettings
@@ -55,6 +56,7 @@ class SubscriptionManager:
         self._dead_letters = DeadLetterReader(engine.metadata)
         self._changing = trio.Lock()  # held while subscriptions, and topics below them, come or go
         self.deliveries = DeliveryRounds(engine.metadata, self._store_dead_letter)
+        self._kept_cursors = KeptCursors()
         self._restore()
 
     def _restore(self) -> None:
@@ -68,6 +70,7 @@ class SubscriptionManager:
             for partition in logs.keys() - set(known):
                 restored.add_partition(partition, 0)  # it was added, and the broker stopped before this was saved
             self.deliveries.add(ActiveSubscription(saved.name, saved.topic, saved.created_ms, restored, logs))
+            self._kept_cursors.add(len(logs))
 
     def _forget(self, name: str, topic: str, partitions: list[int]) -> None:
         """Remove what is kept of a subscription whose topic is gone."""
@@ -135,6 +138,7 @@ class SubscriptionManager:
             await self._engine.metadata.put(key_of(active.name), value)
         self.deliveries.add(active)
         self.deliveries.add_partitions(active, self._logs(active.topic))  # the topic may have grown meanwhile
+        self._kept_cursors.add(len(active.logs))
         return summary_of(active)
 
     def _check_room(self, cursors: int) -> None:
@@ -187,6 +191,7 @@ class SubscriptionManager:
         """Serve the new partitions of a topic from their beginning."""
         logs = self._logs(topic)
         for active in self.on_topic(topic):
+            self._kept_cursors.add(len(logs) - len(active.logs))
             self.deliveries.add_partitions(active, logs)
 
     async def fork(self, subscription_id: str, new_id: str) -> dict[str, Any]:
