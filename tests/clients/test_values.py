@@ -160,3 +160,9 @@ async def test_what_a_program_holds_says_what_it_is(qb_client: BrokerClient, qb_
     async with AsyncBrokerClient(qb_broker.address) as client:
         assert repr(client) == f"<AsyncBrokerClient {where}, connected>"
         assert repr(client.messages("till")) == "<MessageIterator of 'till'>"
+
+
+def test_no_repr_shows_a_token() -> None:
+    for made in (BrokerClient(token="qb_secret"), AsyncBrokerClient(token="qb_secret")):
+        assert "qb_secret" not in repr(made)
+        assert "qb_secret" not in repr(made._conversation) + repr(vars(made))
