@@ -67,7 +67,7 @@ class BufferedMessages:
         return not self._unfinished or next(iter(self._unfinished)) > number
 
     def finish(self, batch: SendBatch) -> None:
-        """All of a batch is settled and reported: make its room free, and wake those who wait for it."""
+        """All of a batch is settled and reported: make its room free."""
         del self._unfinished[batch.number]
         self.free += batch.size
         if batch.failed:

@@ -92,24 +92,33 @@ class SendBatch:
         self._left = len(self.bodies)
 
     def settle(self, indexes: Sequence[int], answer: StoredPublishes | Exception) -> bool:
-        """Note what became of some messages, each of them once; True if that was the last of the batch."""
+        """Note what became of some messages, each of them once; True if that was the last of the batch.
+
+        Then those who wait for its handles are woken.
+        """
         self._settled.append(_Settled(indexes, answer))
         self._left -= len(indexes)
         if isinstance(answer, Exception):
             self.failed += len(indexes)
             self.error = self.error or answer
+        if not self._left:
+            self._announce()
         return not self._left
 
-    def settle_all(self, error: Exception) -> None:
-        """Nothing will be known of any of its messages here."""
-        self._settled, self.settled = [_Settled(range(len(self.bodies)), error)], True
-
-    def finish(self) -> None:
-        """Let go of the bodies: all is settled and reported. Wakes those who wait."""
-        self.bodies, self.notes, self.settled = [], None, True
+    def _announce(self) -> None:
+        self.settled = True
         waiters, self.waiters = self.waiters, []
         for waiter in waiters:
             waiter.wake()
+
+    def settle_all(self, error: Exception) -> None:
+        """Nothing will be known of any of its messages here."""
+        self._settled = [_Settled(range(len(self.bodies)), error)]
+        self.settled = True
+
+    def finish(self) -> None:
+        """Let go of the bodies: all is settled and reported."""
+        self.bodies, self.notes = [], None
 
     def receipt(self, index: int) -> Receipt:
         """Return the receipt of one message. Raises why there is none."""

@@ -196,14 +196,22 @@ def test_a_callback_that_raises_harms_no_other_message(client: BrokerClient, cap
     assert caplog.text.count("on_delivery of a producer for topic orders has raised") == 3
 
 
-def test_a_callback_may_send_and_wait_for_handles(scripted: ScriptedBroker, client: BrokerClient) -> None:
+def test_a_callback_may_send_and_wait_for_handles_but_not_for_itself(
+    scripted: ScriptedBroker, client: BrokerClient
+) -> None:
+    found: list[object] = []
+    called = threading.Event()
+
     def answer(delivery: Delivery) -> None:
         if delivery.value == b"question":
-            producer.send(b"answer")
+            found.append(producer.send(b"answer").result(PATIENCE).offset)
+            found.extend(raised_by(call) for call in (producer.flush, producer.close))
+            called.set()
 
     with client.producer("orders", on_delivery=answer) as producer:
-        producer.send(b"question").result(PATIENCE)
-        scripted.wait_for(lambda: len(scripted.messages) == 2)
+        assert producer.send(b"question").result(PATIENCE).offset == 0
+        assert called.wait(PATIENCE)
+    assert found == [1, "RuntimeError", "RuntimeError"]
     assert scripted.bodies == [b"question", b"answer"]
 
 

@@ -7,6 +7,7 @@ from inspect import isawaitable
 from math import inf
 from typing import Any
 
+import anyio
 import msgspec
 
 from qb.clients.aio.event_loops.running_loop import running_loop
@@ -24,6 +25,11 @@ async def call_back(on_delivery: OnDelivery, delivery: Delivery) -> None:
     called = on_delivery(delivery)
     if isawaitable(called):
         await called
+
+
+def caller_id() -> int:
+    """Return what distinguishes the calling task from all others."""
+    return anyio.get_current_task().id
 
 
 def wait_for_room(buffered: BufferedMessages, changed: AsyncGuard, options: ProducerOptions) -> None:

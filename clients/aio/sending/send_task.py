@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qb.clients.aio.methods.publishing import AsyncPublishMethods
-from qb.clients.aio.sending.send_handles import OnDelivery, call_back
+from qb.clients.aio.sending.send_handles import OnDelivery, call_back, caller_id
 from qb.clients.aio.waiting import AsyncGuard, now
 from qb.clients.producing.batch_routing import pieces_of
 from qb.clients.producing.buffered_messages import BufferedMessages
@@ -31,6 +31,7 @@ class AsyncSendTask:
         self._client, self._link, self._buffered, self._changed = client, client._link, buffered, changed
         self._queue, self._plain, self._options, self._on_delivery = buffered.queue, plain, options, on_delivery
         self._stopped = False
+        self._reporter: int | None = None  # who calls `on_delivery` now
         self._unheard: list[Exception] = []  # refusals of messages whose answers no handle waits for
         client._background.start(f"qb produces {plain.topic}", self._run)
         if on_delivery is not None:
@@ -47,6 +48,11 @@ class AsyncSendTask:
             self._changed.notify_all()
         for batch in unreported:
             _log_failure(batch)
+
+    def check_caller(self) -> None:
+        """Raise RuntimeError if the caller is `on_delivery`, which must not wait for itself."""
+        if self._reporter is not None and self._reporter == caller_id():
+            raise RuntimeError("flush() and close() wait for on_delivery: it must not call them")
 
     @property
     def awaits_answers(self) -> bool:
@@ -210,10 +216,13 @@ class AsyncSendTask:
                     self._changed.notify_all()
 
     async def _call_back(self, on_delivery: OnDelivery, delivery: Delivery) -> None:
+        self._reporter = caller_id()
         try:
             await call_back(on_delivery, delivery)
         except Exception:
             log.exception("on_delivery of a producer for topic %s has raised", self._plain.topic)
+        finally:
+            self._reporter = None
 
 
 def _log_failure(batch: SendBatch) -> None:

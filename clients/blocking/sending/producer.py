@@ -69,6 +69,7 @@ class Producer(MessageBuffer[SendHandle]):
         """In a child of fork(): what was buffered stays the parent's."""
         inherited = self._buffered
         self._begin()
+        self._buffered.closed = inherited.closed
         inherited.inherit(used_after_fork())
 
     _task: SendTask | None
@@ -117,6 +118,7 @@ class Producer(MessageBuffer[SendHandle]):
             PublishFailed: Messages are not stored, and neither a handle nor `on_delivery` has reported so.
             PublishUncertain: Likewise, and it is not known whether they are stored.
             RequestTimedOut: It takes longer; the producer goes on.
+            RuntimeError: It is called by `on_delivery`, which it would wait for.
         """
         if not self._flushed(inf if timeout is None else timeout):
             raise RequestTimedOut(
@@ -135,6 +137,7 @@ class Producer(MessageBuffer[SendHandle]):
         Raises:
             PublishFailed: Messages are not stored, and neither a handle nor `on_delivery` has reported so.
             PublishUncertain: Likewise, and it is not known whether they are stored.
+            RuntimeError: It is called by `on_delivery`, which it would wait for.
         """
         self._end(inf if timeout is None else timeout)
         if failure := self._buffered.unreported_failure():
@@ -187,6 +190,8 @@ class Producer(MessageBuffer[SendHandle]):
 
     def _flushed(self, seconds: float) -> bool:
         """Return True when all that was sent before is finished, False after so many seconds."""
+        if self._task is not None:
+            self._task.check_caller()
         with self._changed:
             self._buffered.close_batch()
             self._changed.notify_all()
@@ -195,9 +200,11 @@ class Producer(MessageBuffer[SendHandle]):
 
     def _end(self, seconds: float) -> None:
         """Flush for so many seconds, give up the rest, and end the thread."""
+        task, given_up = self._task, ConnectionLost("the producer was closed before the message was sent")
+        if task is not None:
+            task.check_caller()
         with self._changed:
             self._buffered.closed = True
-        task, given_up = self._task, ConnectionLost("the producer was closed before the message was sent")
         if task is None:
             return
         try:

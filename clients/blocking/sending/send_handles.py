@@ -25,6 +25,11 @@ def call_back(on_delivery: OnDelivery, delivery: Delivery) -> None:
     on_delivery(delivery)
 
 
+def caller_id() -> int:
+    """Return what distinguishes the calling thread from all others."""
+    return threading.get_ident()
+
+
 def wait_for_room(buffered: BufferedMessages, changed: Guard, options: ProducerOptions) -> None:
     """Return when there is room, or raise BufferFull if the producer does not block. Called with the lock held."""
     if options.when_full == "raise":

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from qb.clients.blocking.methods.publishing import PublishMethods
-from qb.clients.blocking.sending.send_handles import OnDelivery, call_back
+from qb.clients.blocking.sending.send_handles import OnDelivery, call_back, caller_id
 from qb.clients.blocking.waiting import Guard, now
 from qb.clients.producing.batch_routing import pieces_of
 from qb.clients.producing.buffered_messages import BufferedMessages
@@ -32,6 +32,7 @@ class SendTask:
         self._client, self._link, self._buffered, self._changed = client, client._link, buffered, changed
         self._queue, self._plain, self._options, self._on_delivery = buffered.queue, plain, options, on_delivery
         self._stopped = False
+        self._reporter: int | None = None  # who calls `on_delivery` now
         self._unheard: list[Exception] = []  # refusals of messages whose answers no handle waits for
         client._background.start(f"qb produces {plain.topic}", self._run)
         if on_delivery is not None:
@@ -48,6 +49,11 @@ class SendTask:
             self._changed.notify_all()
         for batch in unreported:
             _log_failure(batch)
+
+    def check_caller(self) -> None:
+        """Raise RuntimeError if the caller is `on_delivery`, which must not wait for itself."""
+        if self._reporter is not None and self._reporter == caller_id():
+            raise RuntimeError("flush() and close() wait for on_delivery: it must not call them")
 
     @property
     def awaits_answers(self) -> bool:
@@ -211,10 +217,13 @@ class SendTask:
                     self._changed.notify_all()
 
     def _call_back(self, on_delivery: OnDelivery, delivery: Delivery) -> None:
+        self._reporter = caller_id()
         try:
             call_back(on_delivery, delivery)
         except Exception:
             log.exception("on_delivery of a producer for topic %s has raised", self._plain.topic)
+        finally:
+            self._reporter = None
 
 
 def _log_failure(batch: SendBatch) -> None:
