@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import msgspec
+import trio
 
 from qb.core.broker.message_broker import MessageBroker
 from qb.core.pacing import working_on
@@ -20,6 +21,7 @@ from qb.doors.http.requests.browser_rules import check_host, check_origin, host_
 from qb.doors.http.requests.http_answers import JSON, HttpAnswer
 from qb.doors.http.requests.http_errors import HttpError, PartlyStored, answer_of, no_such_route
 from qb.doors.http.requests.line_body import LineBody
+from qb.doors.http.requests.page_logins import PageLogins, check_csrf
 from qb.doors.http.requests.request_bodies import (
     LINES,
     RAW,
@@ -35,6 +37,7 @@ from qb.doors.http.requests.request_bodies import (
 )
 from qb.doors.http.routes import (
     group_routes,
+    login_routes,
     message_routes,
     page_routes,
     service_routes,
@@ -56,6 +59,7 @@ ROWS: tuple[RouteRow, ...] = (
     *group_routes.ROWS,
     *subscription_routes.ROWS,
     *summary_routes.ROWS,
+    *login_routes.ROWS,
     *page_routes.ROWS,
 )
 SMALL_BODY = 1 << 20  # bytes; bodies of messages may be longer: see body_limit()
@@ -64,7 +68,7 @@ ADVICE = f"; send a long message as {RAW}, and many messages as {LINES}"
 
 def make_service(broker: MessageBroker) -> RouteContext:
     """Return what the routes work with."""
-    return RouteContext(broker, StreamRegistry(broker), OpenWaits(), ROWS)
+    return RouteContext(broker, StreamRegistry(broker), OpenWaits(), ROWS, PageLogins())
 
 
 def body_limit(row: RouteRow, media_type: str, settings: ServerSettings) -> BodyLimit:
@@ -96,7 +100,7 @@ class HttpApp:
         try:
             check_host(head.headers, self._host_names)
             check_origin(head.headers)
-            await request.peer.log_in(bearer_token(head.headers))
+            await self._log_in(request)
             if found is None:
                 raise no_such_route(unquote(head.path.decode("ascii", "replace")))
             answer = await self._carry_out(request, *found)
@@ -112,6 +116,15 @@ class HttpApp:
             status = answer.status if isinstance(answer, HttpAnswer) else 200
             self._service.broker.metrics.requests[method, found[0].path, status] += 1
         return answer
+
+    async def _log_in(self, request: HttpRequest) -> None:
+        """Find out who asks: by its token, else by the cookie of the page. Raises Unauthenticated, Forbidden."""
+        head = request.head
+        token = bearer_token(head.headers)
+        login = None if token else self._service.logins.find(head.headers, trio.current_time())
+        if login is not None:
+            check_csrf(login, head.method, head.headers)
+        await request.peer.log_in(token or (login.token if login else ""))
 
     async def _carry_out(
         self, request: HttpRequest, path: RoutePath, parameters: Mapping[str, str]
@@ -169,4 +182,4 @@ def _encoded(answer: RouteAnswer | EventStream) -> HttpAnswer | EventStream:
     if not isinstance(answer, RouteAnswer):
         return answer
     content = answer.data if isinstance(answer.data, bytes) else msgspec.json.encode(answer.data)
-    return HttpAnswer(answer.status, content, answer.media_type)
+    return HttpAnswer(answer.status, content, answer.media_type, answer.headers)

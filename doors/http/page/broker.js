@@ -11,11 +11,14 @@ export class Refused extends Error {
   }
 }
 
+let csrf = null; // what a request by cookie must know to change something
+
 async function ask(path, body) {
   const request = { headers: { accept: "application/json" }, signal: AbortSignal.timeout(PATIENCE) };
   if (body !== undefined) {
     request.method = "POST";
     request.headers["content-type"] = "application/json";
+    if (csrf) request.headers["x-qb-csrf"] = csrf;
     request.body = JSON.stringify(body);
   }
   const response = await fetch(path, request);
@@ -27,6 +30,16 @@ async function ask(path, body) {
 const of = (kind, name) => `/${kind}/${encodeURIComponent(name)}`;
 const query = (fields) => `?${new URLSearchParams(fields)}`;
 
+export async function session() {
+  const known = await ask("/session");
+  csrf = known.csrf;
+  return known;
+}
+export async function login(token) {
+  await session(); // one that is logged in already must know how to change that
+  await ask("/login", { token });
+}
+export const logout = () => ask("/logout", {});
 export const summary = () => ask("/summary");
 export const topic = (name) => ask(of("topics", name));
 export const publish = (name, message) => ask(`${of("topics", name)}/messages`, message);

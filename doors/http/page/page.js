@@ -3,6 +3,7 @@
 import * as broker from "./broker.js";
 import { set, write } from "./dom.js";
 import { History } from "./history.js";
+import { loginForm, showSession } from "./login.js";
 import { overview } from "./overview.js";
 import { topicView } from "./topic.js";
 import { clock } from "./words.js";
@@ -35,10 +36,28 @@ async function look() {
   try {
     show(await broker.summary());
   } catch (error) {
-    if (error instanceof broker.Refused) tellTrouble("Not ready", `The broker is not ready: ${error.message}.`);
+    if (error.status === 401) askToLogIn();
+    else if (error instanceof broker.Refused) tellTrouble("Not ready", `The broker is not ready: ${error.message}.`);
     else tellDisconnected();
   }
 }
+
+function askToLogIn() {
+  showState("bad", "Logged out");
+  trouble.hidden = true;
+  set(main, "class", null);
+  latest = null;
+  if (!main.querySelector("form[aria-label='Log in']")) main.replaceChildren(loginForm(enter));
+}
+
+async function enter() {
+  await known();
+  route();
+  await look();
+}
+
+const known = () =>
+  showSession(document.getElementById("session"), document.getElementById("warning"), enter).catch(() => {});
 
 function show(summary) {
   if (link.dataset.state !== "good") history.restart();
@@ -86,4 +105,4 @@ async function watch() {
 
 window.addEventListener("hashchange", route);
 route();
-watch();
+known().then(watch);

@@ -18,6 +18,7 @@ FILES = (
     "dom.js",
     "history.js",
     "letters.js",
+    "login.js",
     "messages.js",
     "overview.js",
     "tables.js",

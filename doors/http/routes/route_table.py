@@ -16,6 +16,7 @@ from qb.core.broker.message_broker import MessageBroker
 from qb.core.rights.needs import Needs
 from qb.core.rights.principals import Principal
 from qb.doors.http.requests.http_peer import HttpPeer
+from qb.doors.http.requests.page_logins import PageLogins
 from qb.doors.http.streams.event_stream import EventStream
 from qb.doors.http.streams.stream_registry import StreamRegistry
 
@@ -61,6 +62,7 @@ class RouteContext(NamedTuple):
     streams: StreamRegistry
     waits: OpenWaits
     rows: tuple[RouteRow, ...]
+    logins: PageLogins
 
 
 class RouteCall(NamedTuple):
@@ -89,6 +91,7 @@ class RouteAnswer(NamedTuple):
     data: Any
     status: int = 200
     media_type: str = "application/json"
+    headers: Mapping[str, str] = {}
 
 
 class RouteRow(NamedTuple):
