@@ -104,6 +104,7 @@ def _depart(state: SubscriptionState, departure: Departure) -> None:
     subscriber = departure.subscriber
     del state.subscribers[subscriber.name]
     state.round_robin.leave(subscriber)
+    state.share_windows()
     if state.host is subscriber:
         state.host = None
     subscriber.started.clear()

@@ -193,6 +193,7 @@ class Subscription:
         subscriber = JoinedSubscriber(name, state.options.window(window), announces)
         state.subscribers[name] = subscriber
         state.round_robin.join(subscriber)
+        state.share_windows()
 
     def leave(self, name: str) -> None:
         """Leave in good order; what is still in flight goes to the others. Raises NotJoined."""

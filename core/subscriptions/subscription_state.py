@@ -82,6 +82,11 @@ class SubscriptionState:
         yield from self.subscribers.values()
         yield from (departure.subscriber for departure in self.departed)
 
+    def share_windows(self) -> None:
+        """The number of subscribers has changed: what may be in flight together is shared anew."""
+        for subscriber in self.subscribers.values():
+            subscriber.share(len(self.subscribers))
+
     @property
     def dirty(self) -> bool:
         """Has it changed since the last snapshot?"""

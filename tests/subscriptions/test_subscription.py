@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qb.core.subscriptions.messages.joined_subscriber import IN_FLIGHT_TOGETHER, LEAST_SHARE
 from qb.core.subscriptions.push_decisions import DeadLetterDecision, PushDecision
 from qb.core.subscriptions.snapshot import SubscriptionSnapshot
 from qb.core.subscriptions.subscription import Subscription
@@ -113,15 +114,41 @@ def test_what_came_back_goes_out_before_what_is_fresh_and_in_offset_order() -> N
 
 
 def test_ten_thousand_waiting_messages_stop_the_fresh_ones() -> None:
-    bench = Bench(30_000, "a", max_in_flight=100_000, ack_deadline=1000)
+    bench = Bench(20_000, "a", max_in_flight=100_000, ack_deadline=1000)
     bench.deliver()
     bench.publish(10)
     for offset in range(0, 20_000, 2):
         bench.nack("a", offset, delay=100)
         bench.ack("a", offset + 1)
     assert not bench.subscription.wanted(0)
-    assert "10000 others wait" in bench.explain(30_000)
-    assert bench.wait(100) == {"a": [*range(0, 20_000, 2), *range(30_000, 30_010)]}
+    assert "10000 others wait" in bench.explain(20_000)
+    assert bench.wait(100) == {"a": [*range(0, 20_000, 2), *range(20_000, 20_010)]}
+
+
+def test_what_is_in_flight_together_is_bounded_and_shared_by_those_that_joined() -> None:
+    bench = Bench(200_000, "a", max_in_flight=100_000, ack_deadline=1000)
+    assert len(bench.deliver()["a"]) == IN_FLIGHT_TOGETHER
+    for number in range(3):
+        bench.subscription.join(f"more-{number}")
+    assert {len(offsets) for offsets in bench.deliver().values()} == {IN_FLIGHT_TOGETHER // 4}
+    bench.ack("a", *range(IN_FLIGHT_TOGETHER))
+    assert len(bench.deliver()["a"]) == IN_FLIGHT_TOGETHER // 4
+    bench.subscription.leave("a")
+    assert {len(offsets) for offsets in bench.deliver().values()} == {IN_FLIGHT_TOGETHER // 3 - IN_FLIGHT_TOGETHER // 4}
+
+
+def test_a_subscriber_that_handles_nothing_takes_nothing_from_the_share_of_others() -> None:
+    bench = Bench(200_000, "stuck", "busy", max_in_flight=100_000, ack_deadline=1000)
+    for _ in range(5):
+        got = bench.deliver()
+        assert len(got["busy"]) == IN_FLIGHT_TOGETHER // 2
+        bench.ack("busy", *got["busy"])
+
+
+def test_many_subscribers_have_a_least_share_each() -> None:
+    names = [f"s{number}" for number in range(300)]
+    bench = Bench(100_000, *names, max_in_flight=1_000, ack_deadline=1000)
+    assert {len(offsets) for offsets in bench.deliver().values()} == {LEAST_SHARE}
 
 
 # Modes

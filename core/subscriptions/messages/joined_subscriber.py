@@ -10,6 +10,8 @@ from qb.core.subscriptions.messages.adaptive_window import LEAST, AdaptiveWindow
 from qb.core.subscriptions.messages.leases import Lease, LeaseIndex
 from qb.core.wire.offset_runs import intersect
 
+IN_FLIGHT_TOGETHER = 20_000  # messages, to all subscribers of a subscription: a step that meets all stays short
+LEAST_SHARE = 100  # messages: each subscriber may have so many in flight, however many others there are
 MOST_ACKED = 10 * AT_ONCE  # messages that one step acks: each costs about a tenth of what a lease costs
 
 
@@ -19,8 +21,9 @@ class JoinedSubscriber:
     def __init__(self, name: str, window: int | None, announces: bool) -> None:
         """`window` is fixed; None: it adapts itself."""
         self.name = name
-        self.window = LEAST if window is None else window
         self.adapting = AdaptiveWindow() if window is None else None
+        self._fixed = LEAST if window is None else window
+        self.share(1)
         self.announces = announces  # names redelivered messages before it handles them
         self.in_flight = 0
         self.unsaved = 0  # acked, but not durably yet: these keep their slots of the window
@@ -31,6 +34,14 @@ class JoinedSubscriber:
         self.looked_at = 0  # leases and waiting messages compared with its runs since it joined: what settling costs
         self._leases: dict[int, LeaseIndex] = {}  # by partition; none is empty
         self._acked: dict[int, int] = {}  # how many of the unsaved ones, by the number of the snapshot that has them
+
+    def share(self, among: int) -> None:
+        """There are so many subscribers: have no more in flight than its share of what may be in flight together."""
+        self._share = max(LEAST_SHARE, IN_FLIGHT_TOGETHER // among)
+        self._set_window()
+
+    def _set_window(self) -> None:
+        self.window = min(self._share, self._fixed if self.adapting is None else self.adapting.size)
 
     @property
     def room(self) -> int:
@@ -51,7 +62,7 @@ class JoinedSubscriber:
         """So many messages were acked: let a window that adapts itself follow the pace."""
         if self.adapting is not None:
             self.adapting.acked(count, message_bytes, now)
-            self.window = self.adapting.size
+            self._set_window()
 
     def unsaved_in(self, number: int) -> int:
         """How many slots the durability of this one snapshot will free."""
