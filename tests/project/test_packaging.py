@@ -79,14 +79,23 @@ def test_an_installed_client_has_types(installed: Path, tmp_path: Path) -> None:
 
 
 HAS_SPARK = importlib.util.find_spec("pyspark") is not None
-EXAMPLES = sorted(each for each in (PROJECT / "examples").glob("*.py") if HAS_SPARK or "spark" not in each.name)
+EXAMPLES = sorted(
+    each
+    for each in (PROJECT / "examples").rglob("*.py")
+    if HAS_SPARK or not ("spark" in each.name or "pipeline" in each.parts)
+)
+
+
+def copy_examples(directory: Path) -> None:
+    for each in EXAMPLES:
+        copy = directory / each.relative_to(PROJECT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(each, copy)
 
 
 @pytest.mark.timeout(180)
 def test_mypy_accepts_the_examples_from_an_installed_wheel(installed: Path, tmp_path: Path) -> None:
-    (tmp_path / "examples").mkdir()
-    for each in EXAMPLES:
-        shutil.copy(each, tmp_path / "examples")
+    copy_examples(tmp_path)
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", tmp_path / "cache"]
     command += ["--python-executable", installed / "bin/python", "examples"]
     checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
@@ -97,9 +106,7 @@ def test_mypy_accepts_the_examples_from_an_installed_wheel(installed: Path, tmp_
 @pytest.mark.timeout(180)
 @pytest.mark.skipif(shutil.which("node") is None, reason="pyright is a program for node, which is not installed")
 def test_pyright_accepts_the_examples_from_an_installed_wheel(installed: Path, tmp_path: Path) -> None:
-    (tmp_path / "examples").mkdir()
-    for each in EXAMPLES:
-        shutil.copy(each, tmp_path / "examples")
+    copy_examples(tmp_path)
     command = [sys.executable, "-m", "pyright", "--pythonpath", installed / "bin/python", "examples"]
     checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
