@@ -30,6 +30,8 @@ class OwnerProcess:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
+            if not line.endswith("\n"):
+                return  # it was killed in the middle of the line
             word, *numbers = line.split()
             if word == "owner":
                 self.epoch = int(numbers[0])

@@ -44,10 +44,9 @@ class NatsNode:
         return f"nats://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        output = (self._directory / f"{self.name}.out").open("ab")
         command = [nats_program(), "-c", str(self._configuration)]
-        self.process = subprocess.Popen(command, stdout=output, stderr=output)
-        output.close()
+        with (self._directory / f"{self.name}.out").open("ab") as output:
+            self.process = subprocess.Popen(command, stdout=output, stderr=output)
 
     def wait(self) -> None:
         """Return when it accepts connections."""
