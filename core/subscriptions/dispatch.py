@@ -21,11 +21,15 @@ LOOKED_AT_ONCE = 5 * AT_ONCE  # fresh messages of key_shared that one decision l
 
 def decide(state: SubscriptionState, now: float) -> list[Decision]:
     """Carry out what is due, and return everything that should be done now."""
-    if not (take_back_due(state, now) and _end_backoffs(state, now)):
-        return []  # what goes out next is known when all has come back; next_wakeup() says at once
-    dead_letters = state.dead_lettering[:AT_ONCE]
-    del state.dead_lettering[:AT_ONCE]
-    return [*dead_letters, *_deliveries(state, now)]
+    decisions: list[Decision] = []
+    if take_back_due(state, now) and _end_backoffs(state, now):
+        decisions += state.dead_lettering[:AT_ONCE]
+        del state.dead_lettering[:AT_ONCE]
+        decisions += _deliveries(state, now)
+    # Else what goes out next is known when all has come back; next_wakeup() says at once.
+    if state.keyed is not None:
+        _leave_unread(state)
+    return decisions
 
 
 def may_decide(state: SubscriptionState, now: float) -> bool:
@@ -162,13 +166,14 @@ def _offer_fresh(state: SubscriptionState, now: float, limit: int | None) -> lis
             leased = _lease_fresh(state, cursor, min(share, room), now)
             room -= sum(each.size for each in leased)
             deliveries += leased
-    if state.keyed is not None:
-        _leave_unread(state)
     return deliveries
 
 
 def _leave_unread(state: SubscriptionState) -> None:
-    """Let the messages that were not looked at be read again when there is room: their bytes are not kept."""
+    """Let the messages that were not looked at be read again when there is room: their bytes are not kept.
+
+    This holds after every decision, so that wanted() begins with the first message that was not looked at.
+    """
     for cursor in list(state.fresh.values()):
         cursor.keys_at_hand = ()
         state.move(cursor, cursor.next, cursor.next)

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qb.core.subscriptions import dispatch
+from qb.core.subscriptions.push_decisions import PushDecision
 from qb.core.subscriptions.queues.sorted_positions import SortedPositions
 from qb.core.wire.errors import BadRequest
 from tests.support.subscription_tools import Bench
@@ -208,3 +210,15 @@ def test_sorted_positions_are_a_set_in_order(steps: list[tuple[str, int, int]]) 
         same = sorted(each for each in model if each[0] == partition)
         assert list(positions.behind(place)) == [each for each in same if each > place]
         assert positions.first_before(place) == (same[0] if same and same[0] < place else None)
+
+
+def test_what_was_offered_and_not_looked_at_is_wanted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "REDELIVERED_AT_ONCE", 1)  # so that what was passed over leaves no turn to the fresh
+    bench = Bench(0, "a", "b", keys="kkkkj", mode="key_shared", max_in_flight=2)
+    assert bench.deliver() == {"a": [0, 1], "b": [4]}
+    bench.ack("a", 0, 1)
+    bench.save()
+    bench.subscription.offer_keys(0, 5, ["j", "j"])
+    decisions = bench.subscription.decide(bench.now)
+    assert {run.start for each in decisions if isinstance(each, PushDecision) for run in each.runs} <= {2, 3}
+    assert bench.subscription.wanted(0).start == 5, "a partition that was read to its end is read again"
