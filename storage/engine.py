@@ -328,7 +328,10 @@ class Engine(Protocol):
     recovery: RecoveryReport
     metadata: Metadata
     measures: Measures
-    durability: str  # what a receipt promises: "fsynced" or "written"
+
+    @property
+    def durability(self) -> str:
+        """What a receipt promises: "fsynced", "written" or "replicated"."""
 
     def topics(self) -> Mapping[str, Topic]:
         """Return every topic by name."""

@@ -27,6 +27,7 @@ from qb.core.wire.errors import (
 from qb.storage import maintenance as background
 from qb.storage.clean_stop import LogEnd, write_proof
 from qb.storage.commit.commit_step import CommitSteps
+from qb.storage.commit.committer import Committer, LocalCommitter
 from qb.storage.commit.completions import Completions
 from qb.storage.commit.sync_pace import SyncPace
 from qb.storage.commit.writer_threads import WriterThreads
@@ -41,7 +42,7 @@ from qb.storage.log.log_recovery import RecoveredLog, notes_on, recover
 from qb.storage.log.partition_log import LocalLog
 from qb.storage.log.recent_batches import LastReads, RecentMemory
 from qb.storage.measures import Measures
-from qb.storage.metadata.metadata_recovery import recover_metadata
+from qb.storage.metadata.metadata_recovery import RecoveredMetadata, recover_metadata
 from qb.storage.metadata.metadata_store import MetadataStore
 from qb.storage.stages.stage_store import NOTED, LocalStage, LocalStages, noted_stages
 from qb.storage.topic_directories import TopicDirectories
@@ -57,6 +58,8 @@ class EngineSettings(LogSettings, Protocol):
 
     @property
     def data_dir(self) -> str: ...
+    @property
+    def fsync_on_write(self) -> bool: ...
     @property
     def retention_hours(self) -> float: ...
     @property
@@ -83,30 +86,48 @@ class LocalEngine:
     def __init__(self, settings: EngineSettings, clock: Callable[[], int], lock: DirectoryLock) -> None:
         """Use open()."""
         data_dir = Path(settings.data_dir)
-        self._completions = Completions()
-        self._files = OpenFiles()
-        found = recover_metadata(self._files, data_dir)
-        self.durability = "fsynced" if settings.fsync_on_write else "written"
         self._settings = settings
         self._lock = lock
+        self._completions = Completions()
+        self._files = OpenFiles()
+        self._pace = SyncPace()
+        found = self._recover_metadata()
         self._directories = TopicDirectories(data_dir / "topics")
         self._writers = WriterThreads("writer", WRITERS, self._completions)
+        self._committer = self._new_committer()
         memory, reads = RecentMemory(settings.tail_bytes), LastReads(settings.tail_bytes // 4)
         self.measures = Measures()
-        pace = SyncPace()
-        self._commit_steps = CommitSteps(self._completions, pace)
-        shared = self._files, self._writers, memory, reads, self.measures, self._commit_steps, self._completions
+        self._commit_steps = CommitSteps(self._completions, self._pace)
         self._metadata_log, self._notes, self._ends = found.log, found.notes, found.ends
         self._metadata = MetadataStore(
-            found.log, found.entries, self._writers, self._completions, pace, self._commit_steps
+            found.log, found.entries, self._metadata_committer(), self._completions, self._pace, self._commit_steps
         )
         self.metadata: Metadata = self._metadata
-        self._extents = LogExtents(self._metadata, are_durable=settings.fsync_on_write)
-        self._shared = LogContext(settings, clock, *shared, pace, self._extents)
+        self._extents = self._new_extents()
+        in_memory = memory, reads, self.measures, self._commit_steps, self._completions, self._pace, self._extents
+        self._shared = LogContext(settings, clock, self._files, self._writers, self._committer, *in_memory)
         self._stages = LocalStages(data_dir / "staged", self._shared)
         self._kept: dict[str, OpenTopic] = {}
         self._topics: dict[str, Topic] = {}  # the same without the logs, at hand for every publish
         self._changing = trio.Lock()  # topics come and go one after another
+
+    @property
+    def durability(self) -> str:
+        return "fsynced" if self._settings.fsync_on_write else "written"
+
+    def _recover_metadata(self) -> RecoveredMetadata:
+        return recover_metadata(self._files, Path(self._settings.data_dir))
+
+    def _new_committer(self) -> Committer:
+        """Return what makes messages durable."""
+        return LocalCommitter(self._writers, self._pace, syncs=self._settings.fsync_on_write)
+
+    def _metadata_committer(self) -> Committer:
+        """Return what makes metadata durable, whatever the settings say."""
+        return LocalCommitter(self._writers, self._pace, syncs=True)
+
+    def _new_extents(self) -> LogExtents:
+        return LogExtents(self._metadata, are_durable=self._settings.fsync_on_write)
 
     @classmethod
     def open(cls, settings: EngineSettings, clock: Callable[[], int] = now_ms) -> LocalEngine:

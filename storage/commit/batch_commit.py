@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from qb.core.wire.errors import BrokerError, DiskFull, LogPoisoned
-from qb.storage.engine import AppendRun, ProducerRange
+from qb.storage.engine import AppendRun, ProducerRange, Where
 from qb.storage.files import NO_ROOM, OpenFiles, SyncFailed
 from qb.storage.log.producer_ranges import continues
 from qb.storage.log.recent_batches import StoredBatch
@@ -45,9 +45,9 @@ class CommitQueue:
 
 
 class BatchCommit(NamedTuple):
-    """What a log hands to a writer thread. Only commits of the same queue write that log meanwhile, in their order."""
+    """What a log hands to a committer. Only commits of the same queue write that log meanwhile, in their order."""
 
-    name: str  # topic/partition, for people
+    where: Where
     files: OpenFiles
     segment: Segment
     position: int  # where in the segment it goes
@@ -56,6 +56,11 @@ class BatchCommit(NamedTuple):
     queue: CommitQueue
     sync: bool
     new_segment_ranges: Sequence[ProducerRange] | None  # start a new segment with these; None: go on with this one
+
+    @property
+    def name(self) -> str:
+        """What people call the log."""
+        return "{}/{}".format(*self.where)
 
     @property
     def end(self) -> int:

@@ -14,7 +14,7 @@ from qb.storage.signals import Signal
 SOON = 0.02  # seconds that a batch for which no caller waits may wait for company
 
 
-class Committer(Protocol):
+class BatchSource(Protocol):
     """A log that has gathered runs for a batch."""
 
     def commit(self, *, alone: bool) -> bool:
@@ -32,9 +32,9 @@ class CommitSteps:
         self._pace = pace
         self._open = self._idle = False
         self.at_once = False  # was all that the last step gave made durable at its end?
-        self._waiting: dict[Committer, None] = {}
+        self._waiting: dict[BatchSource, None] = {}
         self._prepares: dict[Callable[[], None], None] = {}
-        self._lagging: dict[Committer, None] = {}
+        self._lagging: dict[BatchSource, None] = {}
         self._some_lag = Signal()
 
     def __call__(self, idle: bool) -> CommitSteps:
@@ -79,16 +79,16 @@ class CommitSteps:
             self._prepares[prepare] = None
         return self._open
 
-    def commit(self, committer: Committer) -> None:
+    def commit(self, source: BatchSource) -> None:
         """Have a log commit at the end of the step, or now if none was announced."""
         if self._open:
-            self._waiting[committer] = None
+            self._waiting[source] = None
         else:
-            committer.commit(alone=False)
+            source.commit(alone=False)
 
-    def commit_soon(self, committer: Committer) -> None:
+    def commit_soon(self, source: BatchSource) -> None:
         """Have a log commit within SOON, if it has not until then."""
-        self._lagging[committer] = None
+        self._lagging[source] = None
         self._some_lag.set()
 
     def commit_what_lags(self) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from qb.core.wire.errors import LogDamaged
 from qb.storage.commit.commit_step import CommitSteps
+from qb.storage.commit.committer import Committer
 from qb.storage.commit.completions import Completions
 from qb.storage.commit.sync_pace import SyncPace
 from qb.storage.commit.writer_threads import WriterThreads
@@ -22,8 +23,6 @@ class LogSettings(Protocol):
     """What a log asks of the settings."""
 
     @property
-    def fsync_on_write(self) -> bool: ...
-    @property
     def segment_bytes(self) -> int: ...
     @property
     def segment_hours(self) -> float: ...
@@ -37,7 +36,8 @@ class LogContext(NamedTuple):
     settings: LogSettings
     clock: Callable[[], int]  # ms
     files: OpenFiles
-    writers: WriterThreads
+    writers: WriterThreads  # for what makes nothing durable: indexes, reading again
+    committer: Committer
     memory: RecentMemory
     reads: LastReads
     measures: Measures

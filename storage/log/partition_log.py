@@ -206,24 +206,22 @@ class LocalLog:
             return False
         queue = before.commit.queue if before else CommitQueue()
         new_segment_ranges = list(self._producer_ranges) if is_full else None
-        sync = shared.settings.fsync_on_write
-        commit = BatchCommit(
-            self._name, shared.files, segment, position, batch, ranges, queue, sync, new_segment_ranges
-        )
+        where, sync = (self.topic, self.partition), shared.committer.syncs
+        commit = BatchCommit(where, shared.files, segment, position, batch, ranges, queue, sync, new_segment_ranges)
         pending = PendingBatch(waiting, commit)
         self._writing.append(pending)
-        if alone and not before and commit.is_short and shared.pace.may_hold_loop:
+        if alone and not before and commit.is_short and shared.committer.may_hold_loop:
             self._committed(pending, result_of(commit.carry_out))
             return True
         slot = before.slot if before else None
-        pending.slot = shared.writers.submit(commit.carry_out, partial(self._committed, pending), slot)
+        pending.slot = shared.committer.submit(commit, partial(self._committed, pending), slot)
         return False
 
     def _may_follow(self, before: PendingBatch) -> bool:
         """May a batch be put behind this one? Not behind one that begins a segment: its end is not known yet."""
         if len(self._writing) > 1 or before.slot is None or before.commit.starts_segment:
             return False
-        return self._gathering.size >= COMMIT_BYTES and not self._shared.writers.are_wanted
+        return self._gathering.size >= COMMIT_BYTES and not self._shared.committer.are_wanted
 
     def _is_full(self, segment: Segment, size: int, now: int) -> bool:
         settings = self._shared.settings
@@ -379,7 +377,7 @@ class LocalLog:
             return None
         try:
             segment.trim(segment.size)
-            if not self._shared.settings.fsync_on_write:
+            if not self._shared.committer.syncs:
                 segment.sync()
         except OSError:
             return None

@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import trio
 
 from qb.core.wire.errors import BrokerError, DiskFull, Internal, ShuttingDown
 from qb.storage.commit.commit_step import CommitSteps
+from qb.storage.commit.committer import Committer
 from qb.storage.commit.completions import Completions
 from qb.storage.commit.sync_pace import SyncPace
-from qb.storage.commit.writer_threads import WriterThreads, result_of
+from qb.storage.commit.writer_threads import result_of
 from qb.storage.engine import MetadataEntry, VersionConflict
 from qb.storage.files import NO_ROOM
 from qb.storage.metadata.metadata_log import MetadataLog
@@ -37,6 +38,19 @@ class MetadataWrite(msgspec.Struct, eq=False):
     outcome: int | BaseException | None = None  # the new version of the last entry
 
 
+class MetadataCommit(NamedTuple):
+    """What the metadata hands to a committer. It is the only write of the metadata meanwhile."""
+
+    log: MetadataLog
+    body: bytes
+    changes: Changes  # the same, as they are applied
+    entries: Entries  # the state before them
+
+    def carry_out(self) -> float:
+        """Write and sync the record; returns how many seconds that took. Blocks. Raises OSError."""
+        return self.log.commit(self.body, self.entries)
+
+
 class MetadataStore:
     """Implements qb.storage.engine.Metadata. All methods belong to the event loop, and to the start before it runs."""
 
@@ -44,14 +58,14 @@ class MetadataStore:
         self,
         log: MetadataLog,
         entries: Entries,
-        writers: WriterThreads,
+        committer: Committer,
         completions: Completions,
         pace: SyncPace,
         commit_steps: CommitSteps | None = None,
     ) -> None:
         self._log = log
         self._entries = entries  # what is durable; never changed while a commit is under way
-        self._writers, self._completions, self._pace = writers, completions, pace
+        self._committer, self._completions, self._pace = committer, completions, pace
         self._commit_steps = commit_steps or CommitSteps(completions, pace)
         self._pending: list[MetadataWrite] = []
         self._lagging: dict[str, MetadataWrite] = {}  # those in _pending that the next put_soon() of a key may change
@@ -150,12 +164,12 @@ class MetadataStore:
             finished(0.0)  # all that was given before is durable
             return
         body = encode_changes(changes.items())
-        commit = partial(self._log.commit, body, self._entries)
+        commit = MetadataCommit(self._log, body, changes, self._entries)
         wanted = len(writes) - sum([write.lags for write in writes])
-        if wanted < 2 and self._pace.may_hold_loop and self._log.is_short(body):
-            finished(result_of(commit))
+        if wanted < 2 and self._committer.may_hold_loop and self._log.is_short(body):
+            finished(result_of(commit.carry_out))
         else:
-            self._writers.submit(commit, finished)
+            self._committer.submit(commit, finished)
 
     def _committed(self, writes: Sequence[MetadataWrite], changes: Changes, result: float | BaseException) -> None:
         """Make a durable record visible, or take it back, and answer its writers."""
@@ -219,10 +233,10 @@ class MetadataStore:
         self._stopped = True
         for _ in range(2):  # what is under way, then what has gathered meanwhile
             while self._writing:
-                await self._writers.deliver()
+                await self._committer.deliver()
             self._commit_in_a_step()
         while self._writing:
-            await self._writers.deliver()
+            await self._committer.deliver()
 
     def abandon(self, error: BrokerError) -> None:
         """Take no more, and answer also for what is being written: its result will not be waited for."""

@@ -233,7 +233,7 @@ class StageFile:
 
 
 class StageWrite(NamedTuple):
-    """What a stage hands to a writer thread. It is the only write of that stage meanwhile."""
+    """What a stage hands to a committer. It is the only write of that stage meanwhile."""
 
     file: StageFile
     pieces: Sequence[StagePiece]

@@ -151,7 +151,7 @@ class LocalStage:
         self._waiting_bytes -= size
         pieces = [waiting.piece for waiting in self._writing if waiting.piece]
         writing = StageWrite(self.file, pieces, self._messages, self._size, self._shared.clock())
-        self._shared.writers.submit(writing.carry_out, partial(self._written, writing))
+        self._shared.committer.submit(writing, partial(self._written, writing))
 
     def _written(self, writing: StageWrite, result: int | FailedBatch | BaseException) -> None:
         answered, self._writing = self._writing, []

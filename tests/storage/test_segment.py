@@ -43,7 +43,7 @@ def fill(
         now = times[number] if times else NOON + 1000 * number
         batch, ranges = assemble([run], now)
         commit = BatchCommit(
-            "t/0", files, segment, segment.size, batch, ranges, CommitQueue(), sync=sync, new_segment_ranges=None
+            ("t", 0), files, segment, segment.size, batch, ranges, CommitQueue(), sync=sync, new_segment_ranges=None
         )
         assert isinstance(commit.carry_out(), CommittedBatch)
         segment.index.append(encode(batch.positions, now, commit.position))

@@ -14,6 +14,7 @@ import trio
 from qb.core.settings import StorageSettings
 from qb.core.wire.errors import BrokerError
 from qb.core.wire.frames import MessageType, decode_frame, encode_frame
+from qb.storage.commit.committer import LocalCommitter
 from qb.storage.commit.completions import Completions
 from qb.storage.commit.sync_pace import SyncPace
 from qb.storage.commit.writer_threads import WriterThreads
@@ -151,7 +152,8 @@ def edit_metadata(data_dir: Path, values: Mapping[str, Any | None]) -> None:
     writers = WriterThreads("unused", 0, completions)
     found = recover_metadata(files, data_dir)
     encoded = {key: None if value is None else msgspec.json.encode(value) for key, value in values.items()}
-    MetadataStore(found.log, found.entries, writers, completions, SyncPace()).write_now(encoded)
+    committer = LocalCommitter(writers, SyncPace(), syncs=True)
+    MetadataStore(found.log, found.entries, committer, completions, SyncPace()).write_now(encoded)
     writers.close()
     files.close()
 

@@ -14,6 +14,7 @@ import trio
 import trio.testing
 
 from qb.core.wire.errors import DiskFull, Internal, ShuttingDown
+from qb.storage.commit.committer import LocalCommitter
 from qb.storage.commit.completions import Completions
 from qb.storage.commit.sync_pace import SyncPace
 from qb.storage.commit.writer_threads import WriterThreads
@@ -34,7 +35,9 @@ async def opened(directory: Path, pace: SyncPace | None = None) -> AsyncIterator
     files, completions = OpenFiles(), Completions()
     writers = WriterThreads("writer", 2, completions)
     found = recover_metadata(files, directory)
-    metadata = MetadataStore(found.log, found.entries, writers, completions, pace or SyncPace())
+    pace = pace or SyncPace()
+    committer = LocalCommitter(writers, pace, syncs=True)
+    metadata = MetadataStore(found.log, found.entries, committer, completions, pace)
     writers.start()
     try:
         async with trio.open_nursery() as nursery:
