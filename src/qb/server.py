@@ -87,10 +87,15 @@ async def _serve(
         storage.cancel_scope.cancel()
 
 
-def heeded_signals() -> list[signal.Signals]:
-    """Return the signals that we act on: SIGHUP only if it is not ignored already, as under nohup."""
-    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+def heeded_signals(*, reloads: bool) -> list[signal.Signals]:
+    """Return the signals that we act on: SIGHUP if it is not ignored already, as under nohup, or if we then reload."""
+    hangs_up = reloads or not ignores_hangup()
     return [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hangs_up else [])]
+
+
+def ignores_hangup() -> bool:
+    """Return whether this process was started to go on when its terminal closes."""
+    return signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def has_terminal() -> bool:
@@ -130,7 +135,9 @@ async def stop_on_signal(
 
 async def run(settings: Settings) -> None:
     """Open the storage and the doors, and serve until a signal. Raises CannotOpen, OSError."""
-    hangup_stops, heeded = has_terminal(), heeded_signals()
+    tls = tls_of(settings)
+    reloads = bool(settings.security.users_file or tls)
+    hangup_stops, heeded = has_terminal() and not ignores_hangup(), heeded_signals(reloads=reloads)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what holds again when we listen no more: one may come as we exit
     with trio.open_signal_receiver(*heeded) as signals, open_doors(settings) as listening:
         engine = await open_engine(settings, listening)
@@ -143,8 +150,7 @@ async def run(settings: Settings) -> None:
                 brokers.append(broker)
                 announce(settings, listening, broker)
 
-            tls = tls_of(settings)
-            reload = partial(reload_all, brokers, tls) if settings.security.users_file or tls else None
+            reload = partial(reload_all, brokers, tls) if reloads else None
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(partial(stop_on_signal, signals, stop, hangup_stops=hangup_stops, reload=reload))
                 await serve(settings, engine, listening, stop, started=started, tls=tls)

@@ -168,6 +168,17 @@ def test_a_hangup_without_a_terminal_or_under_nohup_ends_nothing(start_broker, s
     assert broker.stop() == 0
 
 
+@pytest.mark.parametrize("start", [NO_TERMINAL, NOHUP], ids=["no terminal", "nohup"])
+def test_a_hangup_reloads_what_can_be_reloaded_also_under_nohup(start_broker, start, tmp_path):
+    users = tmp_path / "users"
+    users.touch(mode=0o600)
+    users.write_text("user anonymous admin:*\n")
+    broker = start_broker(prefix=(sys.executable, "-c", start), users_file=users)
+    broker.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: "SIGHUP: read 1 user again" in broker.log)
+    assert broker.stop() == 0
+
+
 def test_what_was_received_before_a_signal_is_answered_and_kept(broker):
     with Peer(broker.port) as peer:
         peer.hello()
