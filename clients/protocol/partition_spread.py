@@ -1,7 +1,9 @@
 """The bodies of one publish_many spread over the partitions of a topic, in long runs for each.
 
-The broker would do the same one message at a time; runs that name their partition are what makes it fast. Both
-follow one rule: `crc32(key) % partitions` with a key, the next in turn without.
+Runs that name their partition are what makes it fast. A message with a key goes to `crc32(key) % partitions`, as the
+broker has it; those without take the next partition in turn. If there are many partitions and messages, one block of
+messages is spread over some of the partitions, and the next block over those after them: each run costs the broker a
+batch and a sync, and a message must not cost more because there are more partitions.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from qb.core.wire.errors import Code
 from qb.core.wire.errors import UnknownPartition as Refusal
 
 RUN = 1024 * 1024  # bytes of frames for one partition: each run costs the broker an fsync of that partition's log
+LEAST_RUN = 512 * 1024  # bytes of a run without keys that is worth its sync, if there are more than FEW partitions
+FEW = 16  # partitions: so many are always used evenly, however small the runs
 BLOCK = 16 * 1024 * 1024  # bytes that are gathered at most before they are sent, however many partitions there are
 KEYS_REMEMBERED = 50_000
 PARTITIONS_KNOWN_FOR = 60.0  # seconds until a topic is asked again how many partitions it has
@@ -140,12 +144,19 @@ class PartitionSpread:
         self._routes.pass_turn(self.topic, self._turn)
 
     def _without_keys(self, block: Sequence[bytes], start: int) -> Iterator[SpreadPiece]:
-        count, turn = self._partitions, self._turn
-        self._turn = (turn + len(block)) % count
+        turn, count = self._turn, self._used_by(block)
+        self._turn = (turn + (len(block) if count == self._partitions else min(count, len(block)))) % self._partitions
         for first in range(min(count, len(block))):
             indexes = range(start + first, start + len(block), count)
-            partition = (turn + first) % count
+            partition = (turn + first) % self._partitions
             yield SpreadPiece(partition, indexes, self._forms[partition], block[first::count])
+
+    def _used_by(self, block: Sequence[bytes]) -> int:
+        """Return over how many partitions a block without keys is spread."""
+        if self._partitions <= FEW:
+            return self._partitions
+        runs = (len(block) * self.overhead + sum(map(len, block))) // LEAST_RUN
+        return min(self._partitions, max(FEW, runs))
 
     def _by_key(self, block: Sequence[bytes], start: int) -> list[SpreadPiece]:
         found: dict[int, tuple[list[int], list[FormParts], list[bytes]]] = {}

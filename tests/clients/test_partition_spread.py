@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 
 from qb import AsyncBrokerClient, BrokerClient, PublishFailed, UnknownPartition
 from qb.clients.blocking.connection.socket_calls import hang_up
-from qb.clients.protocol.partition_spread import PARTITIONS_KNOWN_FOR, RUN, PartitionSpread, TopicRoutes, partition_of
+from qb.clients.protocol.partition_spread import (
+    BLOCK,
+    FEW,
+    LEAST_RUN,
+    PARTITIONS_KNOWN_FOR,
+    RUN,
+    PartitionSpread,
+    TopicRoutes,
+    partition_of,
+)
 from qb.clients.protocol.publish_frames import portions
 from qb.clients.protocol.receipts import SpreadOffsets, SpreadRun, StoredRun
 from qb.core.wire.frames import decode_frame
@@ -162,7 +171,7 @@ async def test_the_trio_client_does_the_same(shared: BrokerProcess, topic: str, 
 
 
 @given(
-    count=st.integers(1, 9),
+    count=st.integers(1, 40),
     blocks=st.lists(st.integers(1, 40), max_size=5),
     keyed=st.booleans(),
 )
@@ -209,6 +218,26 @@ def test_what_goes_to_one_partition_is_cut_into_runs_even_if_all_have_the_same_k
     hot = [index for piece in pieces if piece.partition == partition_of("hot", 16) for index in piece.indexes]
     assert hot == sorted(hot)
     assert sorted(index for piece in pieces for index in piece.indexes) == list(range(100_000))
+
+
+def test_bodies_without_keys_make_as_many_runs_as_they_are_worth_and_come_to_all_partitions_in_turn() -> None:
+    partitions, routes = 1_024, TopicRoutes()
+    body, used = b"x" * 1_000, set[int]()
+    scatter = PartitionSpread("t", partitions, routes, None, 0)
+    block = [body] * (BLOCK // (len(body) + scatter.overhead))
+    for _ in range(partitions * LEAST_RUN // BLOCK + 2):
+        pieces = list(scatter.pieces(block))
+        assert len(pieces) <= BLOCK // LEAST_RUN
+        assert sorted(index for piece in pieces for index in piece.indexes)[-1] == scatter.next_index - 1
+        used |= {piece.partition for piece in pieces}
+    assert used == set(range(partitions))
+
+
+def test_few_partitions_are_used_evenly_however_little_is_published() -> None:
+    scatter = PartitionSpread("t", FEW, TopicRoutes(), None, 0)
+    assert [len(piece.bodies) for piece in scatter.pieces(numbered(2 * FEW))] == [2] * FEW
+    first = {piece.partition for piece in PartitionSpread("t", 100, TopicRoutes(), None, 0).pieces(numbered(1_000))}
+    assert len(first) == FEW
 
 
 def test_what_is_known_of_a_topic_is_asked_again_after_a_while() -> None:
