@@ -37,6 +37,7 @@ from qb.storage.engine import CommitStep, Metadata, RecoveryReport, Topic
 from qb.storage.faults import keep_running
 from qb.storage.files import NO_ROOM, CannotOpen, OpenFiles, make_directory, note_on_access
 from qb.storage.log.log_context import LogContext, LogSettings, TopicHealth
+from qb.storage.log.log_ends import LogEnds
 from qb.storage.log.log_extents import LogExtents, key_of
 from qb.storage.log.log_recovery import RecoveredLog, notes_on, recover
 from qb.storage.log.partition_log import LocalLog
@@ -127,7 +128,8 @@ class LocalEngine:
         return LocalCommitter(self._writers, self._pace, syncs=True)
 
     def _new_extents(self) -> LogExtents:
-        return LogExtents(self._metadata, are_durable=self._settings.fsync_on_write)
+        ends = LogEnds(self._files, Path(self._settings.data_dir))
+        return LogExtents(self._metadata, are_durable=self._settings.fsync_on_write, ends=ends)
 
     @classmethod
     def open(cls, settings: EngineSettings, clock: Callable[[], int] = now_ms) -> LocalEngine:
@@ -160,6 +162,7 @@ class LocalEngine:
 
     def _recover(self) -> None:
         notes = [*note_on_access(Path(self._settings.data_dir)), *self._notes]
+        notes += self._extents.notes(Path(self._settings.data_dir))
         self._clear_unfinished(notes)
         parts: dict[str, list[RecoveredLog]] = {}
         for topic in self._find_topics(notes):
@@ -185,7 +188,10 @@ class LocalEngine:
     def _recover_log(self, topic: str, partition: int) -> RecoveredLog:
         directory = self._directories.partition(topic, partition)
         end = self._ends.get(self._proof_key(directory))
-        return recover(self._files, directory, end, self._extents.of(topic, partition))
+        found = recover(self._files, directory, end, self._extents.of(topic, partition))
+        if found.missing and not found.damage:
+            self._extents.mend(topic, partition, found.segments[-1].next_offset)
+        return found
 
     def _recover_stages(self) -> list[str]:
         """Find every stage, and note those that a broker before this has begun; returns notes for the operator."""

@@ -16,6 +16,8 @@ from qb.storage.clean_stop import NAME as CLEAN_STOP
 from qb.storage.clean_stop import BadProof, LogEnd, read_proof
 from qb.storage.data_directory import VERSION, check_format, check_metadata, read_metadata
 from qb.storage.files import CannotOpen
+from qb.storage.log.log_ends import NAME as LOG_ENDS
+from qb.storage.log.log_ends import NotedEnd, ends_notes, identity_of, read_ends
 from qb.storage.log.log_extents import UNKNOWN, LogExtent, key_of
 from qb.storage.log.log_recovery import base_offsets, check_stop
 from qb.storage.log.sealed_batches import BadBatch, SealedBatch, find_seal, walk
@@ -69,7 +71,11 @@ def verify(data_dir: str | Path) -> VerifyReport:
     ends = _last_ends(root, report)
     entries = _entries(root, version, ends, report)
     known = {key.partition("/")[2]: entry for key, entry in entries.items() if key.startswith("topic/")}
-    partitions = {topic: msgspec.json.decode(entry.data)["partitions"] for topic, entry in known.items()}
+    made = {topic: msgspec.json.decode(entry.data) for topic, entry in known.items()}
+    partitions = {topic: value["partitions"] for topic, value in made.items()}
+    created_ms = {topic: value.get("created_ms", 0) for topic, value in made.items()}
+    found_ends = read_ends(root)
+    report.notes += [Finding(str(root / LOG_ENDS), 0, note) for note in ends_notes(root, found_ends)]
     for path, _ in directories.unfinished():
         report.notes.append(Finding(str(path), 0, "an unfinished creation or deletion; the next start clears it"))
     for topic in sorted(found.keys() | known.keys()):
@@ -81,7 +87,9 @@ def verify(data_dir: str | Path) -> VerifyReport:
             stopped = (ends or {}).get(directory.relative_to(root).as_posix())
             extent = entries.get(key_of(topic, partition)) or entries.get(key_of(topic))
             noted = LogExtent(*msgspec.json.decode(extent.data)) if extent else UNKNOWN
-            _Partition(report, directory, stopped, noted).prove()
+            identity = identity_of(topic, partition, created_ms.get(topic, 0))
+            at_once = found_ends.ends.get(identity, NotedEnd())
+            _Partition(report, directory, stopped, noted.up_to(at_once)).prove()
     begun = {key.removeprefix(NOTED) for key in entries if key.startswith(NOTED)}
     for path in sorted((root / "staged").glob("*.log")):
         _prove_stage(report, path, path.stem in begun, (ends or {}).get(proof_key(path)))
@@ -211,7 +219,7 @@ class _Partition:
     def _prove_log(self, fd: int, log: str, size: int, base: int, following: int | None) -> tuple[bytes, int]:
         """Return the index entries that the log asks for, and the offset that comes after it."""
         entries = IndexEntries()
-        offset, position = base, 0
+        offset, position, written = base, 0, 0
         try:
             for batch in walk(reader(fd), 0, size, base):
                 self._prove_batch(log, batch)
@@ -230,6 +238,9 @@ class _Partition:
                 return entries.encode(), offset
         if following is None:
             self._check(partial(self._extent.check_next, log, position, offset))
+            missing = self._extent.missing_text(log, offset)
+            if missing and not written:
+                self._report.notes.append(Finding(log, position, missing))
         if following is None and self._stopped is not None:
             self._check(partial(check_stop, log, LogEnd(position, offset), self._stopped))
         return entries.encode(), offset

@@ -32,6 +32,7 @@ class RecoveredLog(msgspec.Struct):
     cut_from: str = ""  # the file whose torn tail was cut
     cut_bytes: int = 0
     rebuilt_indexes: list[str] = []
+    missing: str | None = None  # the sentence about a last batch that is not there
     damage: LogDamaged | None = None
 
 
@@ -52,7 +53,9 @@ def recover(files: OpenFiles, directory: Path, end: LogEnd | None = None, extent
         for segment, following in pairwise(found.segments):
             _open_closed(found, segment, following.base_offset)
         must_end = unfinished.base_offset if unfinished else None
-        _open_newest(found, found.segments[-1], must_end, end, extent)
+        newest = found.segments[-1]
+        _open_newest(found, newest, must_end, end, extent)
+        found.missing = extent.missing_text(newest.log_path, newest.next_offset)
         for segment in (*dropped, *([unfinished] if unfinished else [])):
             segment.delete()
         _drop_orphans(directory)
@@ -84,6 +87,8 @@ def notes_on(parts: Mapping[str, Sequence[RecoveredLog]]) -> list[str]:
             size = "1 byte" if part.cut_bytes == 1 else f"{part.cut_bytes} bytes"
             what = "the last batch was half written, or damaged later; if it was acked, it is lost"
             notes.append(f"cut {size} off the end of {part.cut_from}: {what}")
+        elif part.missing:
+            notes.append(part.missing)
     rebuilt = [path for _, part in found for path in part.rebuilt_indexes]
     if rebuilt:  # one sentence for all: after a kill, many may be behind
         others = f" and {len(rebuilt) - 1} more" if len(rebuilt) > 1 else ""

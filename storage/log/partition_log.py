@@ -281,7 +281,7 @@ class LocalLog:
             self._segments.append(segment)
         segment.extend(position + batch.size, batch.next_offset, batch.append_ms)
         self._durable_offset = batch.next_offset
-        self._shared.extents.moved(self)
+        self._shared.extents.moved(self, batch.first_offset)
         if self._shown_early:
             self._shown_early = [each for each in self._shown_early if each.next_offset > batch.next_offset]
         if not self._held:
@@ -392,6 +392,7 @@ class LocalLog:
         """Give back memory and descriptors; the files have been taken away."""
         for segment in self._segments:
             self._shared.files.forget(segment.log_path, segment.index_path)
+        self._shared.extents.forget(self)
         self._shared.memory.drop(self._tail)
         self._shared.reads.drop(self)
         self._shared.completions.notify(self._watchers)

@@ -80,6 +80,79 @@ async def test_an_end_that_is_cut_between_two_batches_after_a_kill_is_damage(tmp
     assert "ends before offset 6" in damage_of(tmp_path)
 
 
+def notes_of(directory: Path) -> list[str]:
+    """Return what a start says, and verify as a note, of a log that is served."""
+    noted = [note.what for note in verify(directory / "data").notes]
+    engine = open_engine(directory)
+    engine.log("t", 0).check_writable()
+    engine.close()
+    said = [note for note in engine.recovery.notes if not note.startswith("rebuilt")]
+    assert len([note for note in noted if "index" not in note]) == len(said)
+    return said
+
+
+async def test_a_last_batch_that_is_cut_off_exactly_at_its_border_at_once_after_its_ack_is_reported(
+    tmp_path: Path,
+) -> None:
+    async with killed(tmp_path, segment_bytes=2**20) as engine:
+        before = engine.log("t", 0)._segments[-1].size
+        await store(engine.log("t", 0), b"last")
+    (log,) = logs(tmp_path)
+    whole = log.read_bytes()
+    for shorter in (whole[:before], whole[:before] + bytes(5_000)):
+        log.write_bytes(shorter)
+        noted = "".join([note.what for note in verify(tmp_path / "data").notes])
+        assert "the last batch is missing; if it was acked, it is lost" in noted
+    (said,) = notes_of(tmp_path)
+    assert said.startswith(f"{log} ends before offset 6, but all before 7 was stored when the broker was killed")
+    assert notes_of(tmp_path) == [], "it is reported once"
+
+
+async def test_two_batches_that_are_cut_off_at_once_after_their_acks_are_damage(tmp_path: Path) -> None:
+    async with killed(tmp_path, segment_bytes=2**20) as engine:
+        before = engine.log("t", 0)._segments[-1].size
+        await store(engine.log("t", 0), b"last")
+        await store(engine.log("t", 0), b"but one")
+    (log,) = logs(tmp_path)
+    log.write_bytes(log.read_bytes()[:before])
+    assert "ends before offset 6, but all before 7 was stored" in damage_of(tmp_path)
+
+
+async def test_notes_of_ends_that_are_damaged_or_missing_are_named_and_take_out_nothing(tmp_path: Path) -> None:
+    async with killed(tmp_path):
+        pass
+    ends = tmp_path / "data" / "log-ends"
+    whole = ends.read_bytes()
+    for bit in range(8 * 28):
+        ends.write_bytes((int.from_bytes(whole) ^ 1 << 8 * len(whole) - 1 - bit).to_bytes(len(whole)))
+        (note,) = notes_of(tmp_path)
+        assert "1 of 1 notes of where logs end are not what was written: nothing is lost" in note
+    ends.unlink()
+    assert notes_of(tmp_path) == []
+
+
+async def test_a_namesake_is_not_measured_by_what_was_noted_at_once_of_the_deleted_topic(tmp_path: Path) -> None:
+    async with killed(tmp_path) as engine:
+        stale = (tmp_path / "data" / "log-ends").read_bytes()
+        await engine.delete_topic("t")
+        engine._shared.clock.now += 1  # type: ignore[attr-defined]
+        await engine.create_topic(Topic(topic="t"))
+    (tmp_path / "data" / "log-ends").write_bytes(stale)  # as a power cut may leave it
+    assert notes_of(tmp_path) == []
+
+
+async def test_a_deleted_log_leaves_its_slot_to_another(tmp_path: Path) -> None:
+    async with killed(tmp_path):
+        pass
+    async with running(open_engine(tmp_path)) as engine:
+        await engine.create_topic(Topic(topic="u"))
+        await store(engine.log("u", 0), b"one")
+        await engine.delete_topic("t")
+        await engine.create_topic(Topic(topic="v"))
+        await store(engine.log("v", 0), b"one")
+    assert (tmp_path / "data" / "log-ends").stat().st_size == 2 * 32
+
+
 def damage_free(whole: bytes, size: int) -> bool:
     """Does a batch end there?"""
     from qb.storage.log.sealed_batches import BadBatch, walk
