@@ -3,8 +3,9 @@
 One request may name a hundred thousand things. A loop over them that never awaits holds the event loop, and with it all
 other peers. Code that can await uses `portions`; code that must finish within one step of the event loop has a limit on
 its input and calls `spend` with the number of items, once a run and not once a message. Code that can stop between two
-items and go on in a later step asks `must_give_way`. `counted` lets a test assert
-that no step handled more than MOST_AT_ONCE items. `working_on` says what the loop works on, for the log if it is held.
+items and go on in a later step asks `must_give_way`, or has a `Turn` of its own in each pass. `counted` lets a test
+assert that no step handled more than MOST_AT_ONCE items. `working_on` says what the loop works on, for the log if it is
+held.
 """
 
 from __future__ import annotations
@@ -79,6 +80,28 @@ def spend(items: int) -> None:
 def must_give_way() -> bool:
     """Say whether this pass of the event loop has lasted so long that what can go on later should. Never blocks."""
     return perf_counter() - current.pass_began > TURN
+
+
+class Turn:
+    """The time for which work of many parts that can go on later holds one pass of the event loop."""
+
+    __slots__ = ("_began",)
+
+    def __init__(self) -> None:
+        """Begin one now."""
+        self._began = perf_counter()
+
+    @classmethod
+    def of_this_pass(cls) -> Turn:
+        """Return the one that began with the pass; if passes are not measured, it is never over."""
+        turn = cls.__new__(cls)
+        turn._began = current.pass_began
+        return turn
+
+    @property
+    def is_over(self) -> bool:
+        """True if the rest should go on in a later pass."""
+        return perf_counter() - self._began > TURN
 
 
 class Portions(Generic[Item]):

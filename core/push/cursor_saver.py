@@ -13,6 +13,7 @@ from typing import Any
 
 import trio
 
+from qb.core.pacing import Turn
 from qb.core.push.active_subscription import ActiveSubscription, PendingSave, SaveSchedule, SaveWaiter
 from qb.core.push.saved_subscriptions import changed
 from qb.core.subscriptions.messages.deadlines import NEVER, Deadlines
@@ -89,11 +90,10 @@ class CursorSaver:
     # Saving
 
     def _begin(self, now: float) -> None:
-        """Save all that is due, unless a transaction is under way."""
+        """Save what is due, unless a transaction is under way: as much as a turn has time for, the rest after it."""
         if self._under_way:
             return
-        due = [saving.active for saving in self._deadlines.pop_due(now)]
-        saves = [save for active in due if (save := self._snapshot_or_retry(active, now))]
+        saves = self._take_due(now)
         if saves:
             self._under_way = True
             try:
@@ -102,6 +102,16 @@ class CursorSaver:
                 for save in saves:
                     save.active.saving.fault.note(error)
                 self._ended(saves, Internal("the state of subscriptions could not be stored"))
+
+    def _take_due(self, now: float) -> list[PendingSave]:
+        """Return what is due: as much as a turn has time for, the longest due first; at least one if one is due."""
+        saves, turn = [], Turn()
+        for saving in self._deadlines.pop_due(now):
+            if save := self._snapshot_or_retry(saving.active, now):
+                saves.append(save)
+                if turn.is_over:
+                    break
+        return saves
 
     def _snapshot_or_retry(self, active: ActiveSubscription, now: float) -> PendingSave | None:
         """Return the state of a subscription to be saved; if that fails it is tried again, and the others are saved."""

@@ -1,8 +1,10 @@
 """Carries out what subscriptions decide: reads the messages, pushes them, has the cursors saved.
 
 A subscription is served in rounds: read what could go out, decide, carry it out; never two rounds at once. A round that
-finds all its messages in memory takes place in the step of the event loop that caused it (a settle, a commit).
-A round that has to wait, for the disk or for a durable state, gets a task. An idle subscription costs only its state.
+finds all its messages in memory takes place in the step of the event loop that caused it (a settle, a commit), unless
+this pass of the event loop has lasted long or others wait: then it waits for its turn. A round that has to wait, for
+the disk or for a durable state, gets a task, which decides and pushes in turn too. An idle subscription costs only its
+state.
 """
 
 from __future__ import annotations
@@ -10,13 +12,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import islice
+from typing import TypeVar
 
 import trio
 
-from qb.core.pacing import working_on
+from qb.core.pacing import Turn, working_on
 from qb.core.push.active_subscription import ActiveSubscription, PushRound
 from qb.core.push.cursor_saver import CursorSaver
 from qb.core.push.delivery_sinks import DeliverySink, PushedRun
+from qb.core.push.serving_turns import ServingTurns
 from qb.core.push.stored_slices import Frames, collect, collect_recent, keys_of
 from qb.core.subscriptions.messages.deadlines import NEVER, Deadlines
 from qb.core.subscriptions.push_decisions import DeadLetterDecision, Decision, PushDecision
@@ -29,8 +34,10 @@ from qb.storage.measures import SECONDS, Histogram
 
 log = logging.getLogger("qb.deliveries")
 
-ROUNDS_NOW = 4  # in one step of the event loop; then others have their turn
+ROUNDS_NOW = 4  # in one turn; then others have theirs
+TASKS_AT_ONCE = 50  # that begin in one pass of the event loop
 
+Result = TypeVar("Result")
 
 # Publishes a dead letter, given the stored frame that it is about; returns when it is durable.
 StoreDeadLetter = Callable[[ActiveSubscription, DeadLetterDecision, bytes], Awaitable[None]]
@@ -43,9 +50,9 @@ class DeliveryRounds:
         self._store_dead_letter = store_dead_letter
         self._saver = CursorSaver(metadata, self.serve)
         self._active: dict[str, ActiveSubscription] = {}
-        self._ready: dict[ActiveSubscription, None] = {}  # in the order in which they changed
+        self._turns = ServingTurns()
+        self._tasks: dict[ActiveSubscription, None] = {}  # those that a task is to serve, in this order
         self._deadlines: Deadlines[ActiveSubscription] = Deadlines()
-        self._wake = trio.Event()
         self.deliver_seconds = Histogram(SECONDS)  # from a message's timestamp to its first push; the first of a run
 
     def __iter__(self) -> Iterator[ActiveSubscription]:
@@ -68,7 +75,7 @@ class DeliveryRounds:
     def remove(self, active: ActiveSubscription, reason: str) -> None:
         """Take a subscription out of service and notify its subscribers."""
         active.gone = True
-        self._ready.pop(active, None)
+        self._turns.discard(active)
         del self._active[active.name]
         for sink in list(active.sinks.values()):
             sink.removed(active.name, reason)
@@ -128,46 +135,62 @@ class DeliveryRounds:
     # Serving
 
     def serve_soon(self, active: ActiveSubscription) -> None:
-        """This subscription has changed: serve it in a task, or at the next try if it is suspended."""
+        """This subscription has changed: serve it in turn, or at the next try if it is suspended."""
         if active.serving:
             active.again = True
         elif not active.gone and not active.service.text:
-            self._ready[active] = None
-            self._wake.set()
+            self._serve_in_turn(active)
+
+    def _serve_in_turn(self, active: ActiveSubscription) -> None:
+        self._turns.add(active, partial(self._serve_now, active))
 
     def serve(self, active: ActiveSubscription) -> None:
-        """This subscription has changed: serve it now, or in a task if that has to wait."""
-        if active.serving or active.gone or active.service.text or active.unfinished:
+        """This subscription has changed: serve it now if this pass of the event loop has time for it, else in turn."""
+        waits = active.serving or active.gone or active.service.text or active.unfinished
+        turn = None if waits else self._turns.this_pass()
+        if turn is None:
             self.serve_soon(active)
-            return
-        try:
-            done = self._serve_now(active)
-        except Exception as error:
-            self._suspend(active, error)
         else:
-            if not done:
-                self.serve_soon(active)
+            self._serve_now(active, turn)
 
-    def _serve_now(self, active: ActiveSubscription) -> bool:
-        """Return whether all was done that there is to do now."""
+    def _serve_now(self, active: ActiveSubscription, turn: Turn) -> None:
+        """Make rounds until nothing is left to decide, the turn is over, or a task has to wait for something."""
+        if active.serving:
+            active.again = True
+        elif active.service.text or active.unfinished:
+            self._serve_in_task(active)
+        elif not active.gone:
+            try:
+                self._make_rounds(active, turn)
+            except Exception as error:
+                self._suspend(active, error)
+
+    def _make_rounds(self, active: ActiveSubscription, turn: Turn) -> None:
         working_on("deliveries of", active.name)
         for _ in range(ROUNDS_NOW):
             if not active.subscription.may_decide(trio.current_time()):
                 self._note_changes(active)
-                return True
+                return
             chunks = self._read_recent(active)
             if chunks is None:
-                return False
+                self._serve_in_task(active)
+                return
             todo = self._decide(active, chunks)
             self._carry_out_now(active, todo)
             if active.unfinished:
-                return False
+                self._serve_in_task(active)
+                return
             self._note_changes(active)
-            if active.due <= trio.current_time():
-                return False  # it takes messages back in portions: others run between two of them
-            if not self._may_decide_more(todo):
-                return True
-        return False
+            if active.due > trio.current_time() and not self._may_decide_more(todo):
+                return
+            if turn.is_over or active.due <= trio.current_time():  # it takes messages back in portions
+                break
+        self.serve_soon(active)
+
+    def _serve_in_task(self, active: ActiveSubscription) -> None:
+        active.serving = True
+        self._tasks[active] = None
+        self._turns.wake()
 
     async def run(self) -> None:
         """Serve all subscriptions until cancelled; then make their cursors durable."""
@@ -187,22 +210,16 @@ class DeliveryRounds:
 
     async def _start_rounds(self, rounds: trio.Nursery) -> None:
         while True:
-            ready, self._ready = self._ready, {}
-            for active in ready:
-                active.serving = True
+            self._turns.make_calls()
+            for active in list(islice(self._tasks, TASKS_AT_ONCE)):
+                del self._tasks[active]
                 rounds.start_soon(self._serve, active)
-            await self._wait()
-
-    async def _wait(self) -> None:
-        """Return when a subscription has changed, or is due."""
-        with trio.move_on_at(self._deadlines.first()):
-            await self._wake.wait()
-        self._wake = trio.Event()
-        for active in self._deadlines.pop_due(trio.current_time()):
-            if active.serving:
-                active.again = True
-            elif not active.gone:
-                self._ready[active] = None
+            await self._turns.wait(trio.current_time() if self._tasks else self._deadlines.first())
+            for active in self._deadlines.pop_due(trio.current_time()):
+                if active.serving:
+                    active.again = True
+                elif not active.gone:
+                    self._serve_in_turn(active)
 
     async def _serve(self, active: ActiveSubscription) -> None:
         """Do what the subscription decides until it decides nothing more."""
@@ -228,7 +245,8 @@ class DeliveryRounds:
         working_on("deliveries of", active.name)
         todo, active.unfinished = active.unfinished, None
         if todo is None:
-            todo = self._decide(active, await self._read(active))
+            chunks = await self._read(active)
+            todo = await self._in_turn(active, partial(self._decide, active, chunks))
         done = 0
         try:
             if todo.needs_saved_state:
@@ -240,6 +258,15 @@ class DeliveryRounds:
             active.unfinished = todo.without(done)
         active.again = active.again or self._may_decide_more(todo)
         self._note_changes(active)
+
+    async def _in_turn(self, active: ActiveSubscription, call: Callable[[], Result]) -> Result:
+        """Make a call that must not wait in a turn of its own."""
+
+        def named() -> Result:
+            working_on("deliveries of", active.name)
+            return call()
+
+        return await self._turns.call(named)
 
     async def save(self, active: ActiveSubscription) -> None:
         """Return when the state of a subscription as it is now is durable. Raises BrokerError, as Saver.save()."""
@@ -320,7 +347,7 @@ class DeliveryRounds:
         except OffsetOutOfRange:  # retention was faster: what is gone is skipped, the rest comes when its lease ends
             active.subscription.advance(decision.partition, each.first_offset)
         else:
-            self._push(active, decision, runs, frames, todo)
+            await self._in_turn(active, partial(self._push, active, decision, runs, frames, todo))
 
     def _push(
         self,
@@ -374,5 +401,5 @@ class DeliveryRounds:
 
     def _set_deadline(self, active: ActiveSubscription, when: float) -> None:
         if when < self._deadlines.first():
-            self._wake.set()
+            self._turns.wake()
         self._deadlines.set(active, when)

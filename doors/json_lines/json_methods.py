@@ -68,8 +68,8 @@ class JsonMethods:
         row = ROWS.get(name)
         if row is None:
             raise BadRequest(f"Unknown type: {name[: wants.SHOWN]}")
+        wants.check_long(line, name)
         if len(line) > wants.LONG:
-            wants.check_long(line, name)
             await trio.lowlevel.checkpoint()  # each decoding of a long line is a step of its own
         request = JsonRequest(row, wants.parse(line, row.fields, row.missing))
         self._lines += 1

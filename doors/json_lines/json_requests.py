@@ -52,6 +52,18 @@ class ProduceLine(RequestLine):
     encoding: Encoding | None = None
 
 
+class LongLine(msgspec.Struct, forbid_unknown_fields=True):
+    """A long line, which can only be a `produce`: anything else in it ends its decoding, and is not skipped."""
+
+    type: Text | None = None
+    topic: Text | None = None
+    value: Text | None = None
+    key: Text | None = None
+    partition: Whole | None = None
+    properties: Texts | None = None
+    encoding: Encoding | None = None
+
+
 class FetchLine(RequestLine):
     topic: Text
     partition: Whole
@@ -134,18 +146,29 @@ def type_of(line: bytes) -> str:
     """
     if _HTTP.match(line):
         raise PeerMisbehaved("this door speaks JSON lines, not HTTP")
+    opening: _Opening | LongLine
     try:
         if len(line) <= LONG:
             line.decode()  # strings that are skipped are not looked at below
-        opening = _decode(line, _Opening)
+            opening = _decode(line, _Opening)
+        else:
+            _check_strings(line)
+            opening = _decode(line, LongLine)
     except UnicodeDecodeError as error:
         raise BadRequest(f"Invalid JSON: not UTF-8 (byte {error.start})") from None
     except msgspec.ValidationError as error:
-        named = "- at `$.type`" in str(error)
-        raise BadRequest("type must be a string" if named else "a request must be an object") from None
+        raise BadRequest(_opening_error(str(error), long=len(line) > LONG)) from None
     if opening.type is None:
         raise BadRequest("Missing type")
     return opening.type
+
+
+def _opening_error(text: str, long: bool) -> str:
+    if "- at `$.type`" in text:
+        return "type must be a string"
+    if not long or ("got `" in text and " - at " not in text):
+        return "a request must be an object"
+    return f"{_argument_error(text, ProduceLine, '')}; a line of more than {LONG} bytes is a produce"
 
 
 def parse(line: bytes, kind: type[R], missing: str) -> R:
@@ -157,9 +180,13 @@ def parse(line: bytes, kind: type[R], missing: str) -> R:
 
 
 def check_long(line: bytes, name: str) -> None:
-    """Raises BadRequest if a long line of this type would take too long to decode."""
-    if name != "produce":
+    """Raises BadRequest if no line of this type is so long."""
+    if len(line) > LONG and name != "produce":
         raise BadRequest(f"Line too long: a {name} has at most {LONG} bytes")
+
+
+def _check_strings(line: bytes) -> None:
+    """Raises BadRequest if there are so many that decoding takes too long."""
     if line.count(b'"') - line.count(b'\\"') > 2 * MOST_STRINGS:
         raise BadRequest(f"Line too long: one of more than {LONG} bytes holds at most {MOST_STRINGS} strings")
 

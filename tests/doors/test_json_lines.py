@@ -17,8 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qb.core.broker.topic_registry import TopicRegistry
+from qb.core.wire.errors import BadRequest
 from qb.doors.json_lines.json_answers import iso_time
 from qb.doors.json_lines.json_methods import ROWS
+from qb.doors.json_lines.json_requests import LONG, MOST_STRINGS, type_of
 from qb.doors.json_lines.line_splitter import LineSplitter
 from tests.support.brokers import ROOT, BrokerProcess, free_port
 from tests.support.line_peers import a_topic, converse
@@ -687,6 +689,28 @@ async def test_a_long_line_is_taken_only_for_a_message(a_broker):
         assert "holds at most 100000 strings" in await peer.error("produce", topic="a", value="", properties=many)
         await peer.send_bytes(b'{"type":"produce","topic":"a","value":"' + b"x" * 2**20 + b'\xff"}\n')
         assert (await peer.receive())["error"] == f"Invalid JSON: not UTF-8 (byte {39 + 2**20})"
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        (b'"type":"produce","topic":"a","value":[', "value must be a string"),
+        (b'"type":"produce","topic":"a","more":[', "Unknown field: more"),
+        (b'"type":"listTopics","of":[', "Unknown field: of"),
+        (b'"of":[', "Unknown field: of"),
+    ],
+)
+def test_what_is_no_message_is_not_skipped_in_a_long_line(fields, error):
+    endless = b"{" + fields + b"1," * LONG  # if it were skipped, the error would be that it ends too early
+    with pytest.raises(BadRequest, match=f"{error}.*; a line of more than {LONG} bytes is a produce"):
+        type_of(endless)
+    with pytest.raises(BadRequest, match="a request must be an object"):
+        type_of(b"[" + b"1," * LONG)
+
+
+def test_the_strings_of_a_long_line_are_counted_before_it_is_decoded():
+    with pytest.raises(BadRequest, match=f"holds at most {MOST_STRINGS} strings"):
+        type_of(b'{"type":"produce","properties":{' + b'"a":"",' * (LONG // 7 + MOST_STRINGS))
 
 
 def test_a_flood_of_line_ends_takes_no_more_memory_than_its_bytes():

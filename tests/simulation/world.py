@@ -18,6 +18,7 @@ import trio
 import trio.testing
 
 from qb.core.loop_watch import LoopWatch
+from qb.core.pacing import Turn
 from qb.core.settings import ServerSettings, Settings, StorageSettings
 from qb.doors.json_lines.json_door import JsonDoor
 from qb.doors.listening import BinaryDoor, ListeningDoor
@@ -78,7 +79,7 @@ class World:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Let this process live in this world while the context is open."""
-        secret, generators = self._branch(), self._branch()
+        secret, generators, gives_way = self._branch(), self._branch(), self._branch()
         real_random, real_urandom, inhabitant = random.Random, os.urandom, threading.get_ident()
 
         def new_random(seed: object = None) -> Random:
@@ -99,6 +100,7 @@ class World:
             ):
                 stack.enter_context(patch.object(module, name, value))
             stack.enter_context(patch.object(LoopWatch.__init__, "__defaults__", (lambda: 0.0,)))
+            stack.enter_context(patch.object(Turn, "is_over", property(lambda turn: gives_way.random() < 0.2)))
             for module, name in _clocks_imported_by_name():  # (a loop whose clock jumps has no lag to measure)
                 stack.enter_context(patch.object(module, name, _now))
             stack.enter_context(patch("qb.clients.protocol.reconnecting._random", self._branch()))

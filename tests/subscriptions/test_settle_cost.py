@@ -16,7 +16,15 @@ from qb.core.subscriptions.dispatch import REDELIVERED_AT_ONCE
 from qb.core.subscriptions.push_decisions import PushDecision
 from qb.core.subscriptions.queues.key_queue import MOST_IN_FLIGHT
 from qb.core.wire.errors import BadRequest
-from qb.doors.binary.settle_requests import MAX_BYTES, MAX_ENTRIES, SettleBody, advance, carry_out, decode_settle
+from qb.doors.binary.settle_requests import (
+    MAX_BRACKETS,
+    MAX_BYTES,
+    MAX_ENTRIES,
+    SettleBody,
+    advance,
+    carry_out,
+    decode_settle,
+)
 from tests.support.subscription_tools import Bench
 
 WINDOW = 20_000
@@ -231,6 +239,13 @@ def test_a_settle_that_names_too_many_runs_is_refused_with_the_limit(part: str) 
 def test_a_settle_that_is_too_large_is_refused_before_it_is_decoded() -> None:
     with pytest.raises(BadRequest, match=f"at most {MAX_BYTES} are taken; send several"):
         decode_settle(b"[" * (MAX_BYTES + 1))
+
+
+@pytest.mark.parametrize("part", ["acks", "nacks", "extend", "started"])
+def test_the_lists_in_a_settle_are_counted_before_it_is_decoded(part: str) -> None:
+    endless = f'{{"{part}":['.encode() + b"[0,0]," * (MAX_BRACKETS + 1)
+    with pytest.raises(BadRequest, match=f"brackets, and at most {MAX_BRACKETS} are taken; send several"):
+        decode_settle(endless)
 
 
 @given(st.lists(st.tuples(st.integers(0, 70), st.integers(1, 40), st.integers(1, 9)), max_size=12), st.integers(1, 4))

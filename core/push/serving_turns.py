@@ -1,0 +1,103 @@
+"""Which calls the deliveries make in this pass of the event loop, and which wait for the next ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Generic, TypeVar
+
+import trio
+
+from qb.core.pacing import Turn
+
+Result = TypeVar("Result")
+
+
+class ServingTurns:
+    """Calls that have to wait, the oldest first: in each pass of the event loop as many as a turn has time for.
+
+    A round of one subscription is short, and one publish may cause rounds of thousands. As long as the pass is young
+    and nothing waits, a call is made at once. Else it waits behind the others.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[Hashable, Callable[[Turn], None]] = {}
+        self._wake = trio.Event()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def this_pass(self) -> Turn | None:
+        """Return what is left of this pass for a call that is made at once; None: it has to wait."""
+        if self._waiting or (turn := Turn.of_this_pass()).is_over:
+            return None
+        return turn
+
+    def add(self, owner: Hashable, call: Callable[[Turn], None]) -> None:
+        """Have a call made in turn, which raises nothing; one that waits for this owner keeps its place."""
+        self._waiting.setdefault(owner, call)
+        self._wake.set()
+
+    def discard(self, owner: Hashable) -> None:
+        """Make no call for this owner."""
+        self._waiting.pop(owner, None)
+
+    async def call(self, call: Callable[[], Result]) -> Result:
+        """Make a call at once or in turn, and return what it returns. Raises what it raises.
+
+        If the caller is cancelled while it waits, the call is not made.
+        """
+        if self.this_pass() is not None:
+            return call()
+        waiting = _WaitingCall(call)
+        self.add(waiting, waiting.make)
+        try:
+            await waiting.made.wait()
+        finally:
+            self.discard(waiting)
+        return waiting.result()
+
+    def make_calls(self) -> None:
+        """Make calls until a turn is over: at least one, if one waits. Never blocks."""
+        turn = Turn()
+        while self._waiting:
+            self._waiting.pop(next(iter(self._waiting)))(turn)
+            if turn.is_over:
+                return
+
+    async def wait(self, deadline: float) -> None:
+        """Return in a later pass of the event loop: when a call waits, wake() was called, or the deadline is over."""
+        if self._waiting:
+            await trio.lowlevel.checkpoint()
+        else:
+            with trio.move_on_at(deadline):
+                await self._wake.wait()
+        self._wake = trio.Event()
+
+    def wake(self) -> None:
+        """End wait(): its deadline has become an earlier one."""
+        self._wake.set()
+
+
+class _WaitingCall(Generic[Result]):
+    """A call for which a task waits."""
+
+    def __init__(self, call: Callable[[], Result]) -> None:
+        self._call = call
+        self.made = trio.Event()
+        self.result: Callable[[], Result]
+
+    def make(self, turn: Turn) -> None:
+        try:
+            self.result = partial(_returned, self._call())
+        except Exception as error:
+            self.result = partial(_raised, error)
+        self.made.set()
+
+
+def _returned(value: Result) -> Result:
+    return value
+
+
+def _raised(error: Exception) -> Result:  # type: ignore[type-var]
+    raise error

@@ -1,0 +1,217 @@
+"""A pass of the event loop serves subscriptions for a bounded time, and the next ones go on. Rounds are counted."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+import trio
+
+from qb.core import pacing
+from qb.core.loop_watch import LoopWatch
+from qb.core.push.cursor_saver import CursorSaver
+from qb.core.push.delivery_rounds import DeliveryRounds
+from qb.core.push.serving_turns import ServingTurns
+from tests.support.push_peers import a_fast_peer, a_topic, joined
+from tests.support.waiting import until
+
+COST = 0.004  # seconds that a round, or a snapshot, pretends to take
+IN_A_TURN = 4  # as many begin before a turn of 15 ms is over
+SUBSCRIPTIONS = 40
+
+
+class SlowWork(trio.abc.Instrument):
+    """A clock that nothing but work moves on, and the work of each pass of the event loop."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.passes: list[list[str]] = []
+        self._spent = 0.0
+
+    def clock(self) -> float:
+        return self._spent
+
+    def do(self, name: str) -> None:
+        self._spent += COST
+        self.done.append(name)
+
+    def before_io_wait(self, timeout: float) -> None:
+        if self.done:
+            self.passes.append(self.done)
+            self.done = []
+
+
+@pytest.fixture
+def slow(monkeypatch) -> SlowWork:
+    work = SlowWork()
+    monkeypatch.setattr(pacing, "perf_counter", work.clock)
+    monkeypatch.setattr(LoopWatch.__init__, "__defaults__", (work.clock,))
+    return work
+
+
+async def test_a_call_is_made_at_once_while_the_pass_is_young_and_nothing_waits() -> None:
+    turns = ServingTurns()
+    assert turns.this_pass() is not None
+    assert await turns.call(lambda: 17) == 17
+    turns.add("a", lambda turn: None)
+    assert turns.this_pass() is None, "it would pass by the one that waits"
+
+
+def test_calls_wait_in_the_order_in_which_they_came_and_once_for_each_owner(slow) -> None:
+    turns, made = ServingTurns(), list[int]()
+    for number in [*range(10), *range(10)]:
+        turns.add(number, lambda turn, number=number: (slow.do("call"), made.append(number)))
+    turns.discard(2)
+    turns.make_calls()
+    assert made == [0, 1, 3, 4]
+    turns.make_calls()
+    turns.make_calls()
+    assert made == [0, 1, 3, 4, 5, 6, 7, 8, 9]
+    assert not turns
+
+
+async def test_what_a_task_waits_for_is_made_in_turn_and_not_at_all_if_it_is_cancelled() -> None:
+    turns, made = ServingTurns(), list[str]()
+
+    def fails() -> None:
+        raise ValueError("broken")
+
+    async def wait_for_failure() -> None:
+        with pytest.raises(ValueError, match="broken"):
+            await turns.call(fails)
+        made.append("failed")
+
+    turns.add("first", lambda turn: made.append("first"))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait_for_failure)
+        with trio.move_on_after(0):
+            await turns.call(lambda: made.append("cancelled"))
+        await until(lambda: len(turns) == 2)
+        turns.make_calls()
+    assert made == ["first", "failed"]
+
+
+async def test_waiting_ends_at_once_while_a_call_waits() -> None:
+    turns = ServingTurns()
+    turns.add("a", lambda turn: None)
+    with trio.fail_after(5):
+        await turns.wait(math.inf)
+        turns.discard("a")
+        turns.wake()
+        await turns.wait(math.inf)
+
+
+def slow_rounds(monkeypatch: pytest.MonkeyPatch, slow: SlowWork) -> None:
+    """Let every decision take a while."""
+    decide = DeliveryRounds._decide
+
+    def deciding(self: DeliveryRounds, active: Any, chunks: Any) -> Any:
+        slow.do(active.name)
+        return decide(self, active, chunks)
+
+    monkeypatch.setattr(DeliveryRounds, "_decide", deciding)
+
+
+def counted_tasks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the subscriptions that a task served, as they are served."""
+    serve, served = DeliveryRounds._serve, list[str]()
+
+    async def serving(self: DeliveryRounds, active: Any) -> None:
+        served.append(active.name)
+        await serve(self, active)
+
+    monkeypatch.setattr(DeliveryRounds, "_serve", serving)
+    return served
+
+
+async def subscribed(connect: Any, mode: str) -> list[Any]:
+    """Join all subscriptions, one peer for every ten of them."""
+    operator = await a_topic(connect)
+    peers = [await a_fast_peer(connect) for _ in range(SUBSCRIPTIONS // 10)]
+    for number in range(SUBSCRIPTIONS):
+        name = f"s{number}"
+        await operator.call("create_subscription", subscription_id=name, topic="a", options={"mode": mode})
+        await peers[number // 10].ask(7, 2, subscription_id=name)
+    return peers
+
+
+async def received(peer: Any, counts: Counter[str], expected: int) -> None:
+    """Read deliveries until every subscription of this peer had so many messages."""
+    own = Counter[str]()
+    while len(own) < 10 or min(own.values()) < expected:
+        frame = await peer.receive()
+        own[frame.properties["subscription_id"]] += int(frame.properties["count"])
+    counts.update(own)
+
+
+@pytest.mark.parametrize("recent", [True, False], ids=["in memory", "on disk"])
+@pytest.mark.parametrize("mode", ["shared", "key_shared"])
+async def test_one_publish_to_many_subscriptions_is_served_over_several_passes(
+    a_broker, monkeypatch, slow, mode, recent
+) -> None:
+    storage = {} if recent else {"tail_bytes": 0}
+    with trio.fail_after(60):
+        async with a_broker(storage=storage) as connect:
+            peers = await subscribed(connect, mode)
+            publisher = await a_fast_peer(connect)
+            slow_rounds(monkeypatch, slow)
+            in_tasks = counted_tasks(monkeypatch)
+            trio.lowlevel.add_instrument(slow)
+            counts = Counter[str]()
+            try:
+                async with trio.open_nursery() as nursery:
+                    for peer in peers:
+                        nursery.start_soon(received, peer, counts, 3)
+                    for _ in range(3):
+                        await publisher.publish("a", b"x")
+            finally:
+                trio.lowlevel.remove_instrument(slow)
+            assert counts == dict.fromkeys(counts, 3)
+            assert len(counts) == SUBSCRIPTIONS
+            assert bool(in_tasks) is not recent
+    assert max(map(len, slow.passes)) <= 2 * IN_A_TURN + 1  # the pass's own, the turn of those that wait
+    order = [name for each in slow.passes for name in each]
+    assert set(order[: 2 * SUBSCRIPTIONS]) == set(counts), "one was served again and again before another"
+
+
+async def test_subscriptions_that_are_due_together_are_saved_over_several_passes(a_broker, monkeypatch, slow) -> None:
+    take = CursorSaver._take
+
+    def taking(self: CursorSaver, active: Any, now: float) -> Any:
+        slow.do(active.name)
+        return take(self, active, now)
+
+    with trio.fail_after(60):
+        async with a_broker() as connect:
+            await subscribed(connect, "shared")
+            publisher = await a_fast_peer(connect)
+            monkeypatch.setattr(CursorSaver, "_take", taking)
+            trio.lowlevel.add_instrument(slow)
+            try:
+                await publisher.publish("a", b"x")
+                saved = [connect.broker.subscriptions.active(f"s{number}") for number in range(SUBSCRIPTIONS)]
+                await until(lambda: not any(active.subscription.dirty for active in saved))
+            finally:
+                trio.lowlevel.remove_instrument(slow)
+    assert {name for each in slow.passes for name in each} == {f"s{number}" for number in range(SUBSCRIPTIONS)}
+    assert max(map(len, slow.passes)) <= IN_A_TURN
+
+
+async def test_a_lone_subscription_is_served_in_the_pass_of_the_publish(a_broker, monkeypatch) -> None:
+    waited = []
+    with trio.fail_after(60):
+        async with a_broker() as connect:
+            publisher = await a_topic(connect)
+            await publisher.call("create_subscription", subscription_id="s", topic="a")
+            subscriber = await joined(connect)
+            await publisher.publish("a", b"x")
+            await subscriber.receive()
+            add = ServingTurns.add
+            monkeypatch.setattr(ServingTurns, "add", lambda *given: waited.append(given[1]) or add(*given))
+            monkeypatch.setattr(pacing, "TURN", 60.0)  # however busy the machine is
+            for _ in range(10):
+                await publisher.publish("a", b"x")
+                assert (await subscriber.receive()).properties["count"] == "1"
+            assert not waited
