@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from weakref import ref
 
 from qb.clients.consuming.inbox import HandlingOptions, Inbox, JoinTerms
 from qb.clients.protocol.client_errors import BadRequest, NotJoined, QBError, SubscriptionRemoved, UnknownSubscription
@@ -48,6 +49,29 @@ def plan(
     )
 
 
+class JoinedSettler:
+    """Settles messages in the subscription that they came from, as long as that exists.
+
+    The garbage collector does not walk messages. So those that a program keeps must not keep the subscription, whose
+    handler may be a part of what keeps them.
+    """
+
+    def __init__(self, joined: Settler) -> None:
+        self._joined = ref(joined)
+
+    def ack(self, message: Message) -> None:
+        if joined := self._joined():
+            joined.ack(message)
+
+    def nack(self, message: Message, delay: float | None, reason: str) -> None:
+        if joined := self._joined():
+            joined.nack(message, delay, reason)
+
+    def extend(self, message: Message, seconds: float) -> None:
+        if joined := self._joined():
+            joined.extend(message, seconds)
+
+
 class DesiredMembership:
     """One subscription of one client. Not safe to share between threads without a lock."""
 
@@ -57,7 +81,7 @@ class DesiredMembership:
         self.joined = False  # have we ever been in?
         self.error: BaseException | None = None  # why it has ended, unless we left
         self.leaving = False
-        self._settler = settler
+        self._settler = JoinedSettler(settler)
         self._asked: int | None = None  # the number of a SUBSCRIBE on its way
         self._retry_at = 0.0
         self._backoff = ReconnectBackoff()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -106,6 +108,32 @@ def acked(words: Any) -> list[int]:
 
 
 # Messages
+
+
+class Keeper(Settler):
+    """A program that keeps what its handler is given, and the subscription that the handler belongs to."""
+
+    def __init__(self) -> None:
+        self.kept: list[Message] = []
+        self.membership = DesiredMembership(plan("s", self.kept.append, None, "manual", 1, None), self)
+        self.inbox = self.membership.inbox = Inbox(JoinTerms(1000, 30.0, False), HandlingOptions(manual=True))
+
+
+def test_messages_that_a_program_keeps_do_not_keep_the_program_in_memory() -> None:
+    keeper = Keeper()
+    keeper.membership.delivered(deliver_frame(range(3)))
+    while (portion := keeper.inbox.take()) is not None:
+        keeper.kept += portion.messages
+    keeper.kept[0].ack()
+    assert [message.offset for message in keeper.kept] == [0, 1, 2]
+    assert keeper.inbox.unsent == 1
+    last, watched = keeper.kept[2], ref(keeper)
+    del keeper
+    gc.collect()
+    assert watched() is None, "the garbage collector does not walk messages"
+    last.ack()  # of a subscription that is gone: ignored
+    assert last.body == b"2"
+    assert last.topic == "t"
 
 
 def test_a_message_has_all_that_was_published_and_where_it_is() -> None:
