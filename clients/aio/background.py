@@ -36,7 +36,7 @@ class AsyncBackground:
     async def open(self) -> None:
         """Enter the task group; close() follows, in the same task. Raises RuntimeError if it is entered already."""
         if self._group is not None:
-            raise RuntimeError("it is open already: enter it with `async with` once, and share it between tasks")
+            raise RuntimeError("the client is open already: enter it by `async with` once, and share it between tasks")
         group, self._context = anyio.create_task_group(), running_loop().context()
         self._group = await group.__aenter__()
 
@@ -48,7 +48,7 @@ class AsyncBackground:
         `finish` is for threads: tasks always end before the block does. Raises RuntimeError if it is not open.
         """
         if self._group is None:
-            raise RuntimeError("it is not open: use it inside `async with`, the block that its tasks live in")
+            raise RuntimeError("the client is not open: use it inside `async with`, the block that its tasks live in")
         self._context.run(partial(self._group.start_soon, function, *arguments, name=name))
 
     def shield(self) -> anyio.CancelScope:

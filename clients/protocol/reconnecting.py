@@ -88,11 +88,15 @@ class ConnectionTrouble:
         """A connection has been waited for SILENT_FOR seconds: say what for, if that is not said yet."""
         if not self._up and not self._logged:
             self._logged = True
-            log.warning("waiting for a broker: %s", self._text)
+            log.warning("waiting for a broker: %s%s", self._text, self._others())
+
+    def _others(self) -> str:
+        """Say that it was not the only broker that was tried."""
+        return f" (of {', '.join(map(str, self._servers))})" if len(self._servers) > 1 else ""
 
     def unavailable(self) -> BrokerUnavailable:
         """For a call that was never sent."""
-        error = BrokerUnavailable(self._text)
+        error = BrokerUnavailable(self._text + self._others())
         if self._refusal is not None:
             error.code, error.__cause__ = self._refusal.code, self._refusal.with_traceback(None)
         return error

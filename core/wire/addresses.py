@@ -77,4 +77,6 @@ def addresses_of(host: str, port: int | None, servers: Sequence[str]) -> tuple[B
     """Return the brokers that the arguments of a client name. Raises ValueError, TypeError."""
     if isinstance(servers, str):
         raise TypeError("the argument servers is a list of addresses, not one text")
+    if servers and (host, port) != (DEFAULT_HOST, None):
+        raise ValueError("the argument servers is in place of host and port: give one of them")
     return tuple(parse_address(each) for each in servers) or (parse_address(host, port),)

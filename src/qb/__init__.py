@@ -174,6 +174,10 @@ _ASYNC = {
 }  # where the names are that need an event loop
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     if name in _ASYNC:
         return getattr(import_module(_ASYNC[name]), name)

@@ -331,3 +331,42 @@ def test_an_async_client_that_was_disconnected_before_the_fork_raises_in_a_child
     assert child(lambda: raised_by(lambda: trio.run(publish, client))) == "UsedAfterFork"
     assert child(lambda: trio.run(publish, unopened)) == 1
     assert trio.run(publish, client) == 2
+
+
+FORK_UNDER_UVLOOP = """
+import asyncio, os, sys, uvloop
+from qb import AsyncBrokerClient, BrokerClient
+
+async def publish():
+    async with AsyncBrokerClient(host, port) as client:
+        await client.publish("t", b"1")
+        if when == "inside":
+            code = await asyncio.to_thread(status_of, fork())
+            await client.publish("t", b"3")
+            print(code)
+
+def fork():
+    pid = os.fork()
+    if not pid:
+        with BrokerClient(host, port) as client:
+            client.publish("t", b"2")
+        sys.exit(0)
+    return pid
+
+def status_of(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+when, host, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+uvloop.run(publish())
+if when == "after":
+    print(status_of(fork()))
+"""
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize("when", ["after", "inside"])
+def test_a_child_of_a_process_that_uses_an_async_client_under_uvloop_exits_normally(client, broker, when, host):
+    command = [sys.executable, "-c", FORK_UNDER_UVLOOP, when, host, str(broker.port)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+    assert stored(client) == [b"1", b"2", b"3"][: 2 if when == "after" else 3]

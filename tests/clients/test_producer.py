@@ -133,6 +133,15 @@ def test_what_makes_no_sense_is_raised_by_send_itself(client: BrokerClient) -> N
         producer.send(b"x")
 
 
+def test_what_cannot_be_called_is_refused_before_anything_is_sent(client: BrokerClient) -> None:
+    async def report(delivery: Delivery) -> None: ...
+
+    with pytest.raises(TypeError, match="on_delivery is a function of one Delivery, not int"):
+        client.producer("orders", on_delivery=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="on_delivery is an async def"):
+        client.producer("orders", on_delivery=report)
+
+
 def test_the_client_closes_its_producers_when_it_disconnects(scripted: ScriptedBroker) -> None:
     with BrokerClient(port=scripted.port) as client:
         producer = client.producer("orders", linger_ms=AN_HOUR)

@@ -144,7 +144,11 @@ async def test_what_a_program_holds_says_what_it_is(qb_client: BrokerClient, qb_
     assert repr(qb_client) == f"<BrokerClient {where}, connected>"
     assert repr(BrokerClient(port=1)) == "<BrokerClient 127.0.0.1:1, not connected>"
     with qb_client.create_and_subscribe("till", "orders", print) as subscriber:
-        assert repr(subscriber) == "<Subscriber of 'till'>"
+        assert repr(subscriber) == "<Subscriber of 'till', joined>"
+    assert repr(subscriber) == "<Subscriber of 'till', left>"
+    with qb_client.producer("orders") as producer:
+        assert repr(producer) == "<Producer of topic orders, 0 bytes buffered>"
+    assert repr(producer) == "<Producer of topic orders, closed>"
     assert repr(Consumer("billing", "orders", host=qb_broker.address)) == f"<Consumer 'billing' of orders, {where}>"
     transaction = qb_client.transaction("day-run", 7)
     assert repr(transaction) == "<Transaction day-run number 7, not open>"

@@ -74,6 +74,7 @@ class AsyncSharedConnection:
         self._gathered_size = 0
         self._in_company = False  # did others add to what was gathered last?
         self.trouble = ConnectionTrouble(servers)
+        self._disowned = False
 
     @property
     def up(self) -> bool:
@@ -109,6 +110,8 @@ class AsyncSharedConnection:
 
     def lost(self) -> None:
         """The attempt has failed, or the connection has ended."""
+        if self._disowned:  # by a child of fork(), which unwinds the event loop of its parent
+            return
         stream, self.stream = self.stream, None
         self.advance(PhaseEvent.LOST)
         if stream is not None:
@@ -122,6 +125,7 @@ class AsyncSharedConnection:
 
     def disown(self) -> None:
         """In a child of fork(): let go of the parent's connection, without a word to the broker."""
+        self._disowned = True
         stream, self.stream, self.phase = self.stream, None, Phase.DOWN
         if stream is not None:
             stream.let_go()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import ssl
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextvars import Context, copy_context
+from functools import partial
 from math import inf
 from typing import Any, cast
 
@@ -206,14 +208,18 @@ class AsyncioLoop:
 
 
 async def _connect(host: str, port: int) -> socket.socket:
-    """Return a socket of ours: only that can be let go in a child of fork(). Tries every address of the host."""
-    loop, failure = asyncio.get_running_loop(), OSError(f"{host} has no address")
-    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+    """Return a socket of ours: only that can be let go in a child of fork(). Tries every address of the host.
+
+    uvloop looks up hosts and connects sockets with the threads of libuv. A child of a process that has used those ends
+    by a segmentation fault when it exits, so none of the methods that use them is called.
+    """
+    failure = OSError(f"{host} has no address")
+    for family, kind, protocol, _, address in await _look_up(host, port):
         wanted = socket.socket(family, kind, protocol)
         try:
             wanted.setblocking(False)
             wanted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await loop.sock_connect(wanted, address)
+            await _reach(wanted, address)
             return wanted
         except OSError as error:
             wanted.close()
@@ -222,3 +228,26 @@ async def _connect(host: str, port: int) -> socket.socket:
             wanted.close()
             raise
     raise failure
+
+
+async def _look_up(host: str, port: int) -> list[Any]:
+    """Return the addresses of a host, as socket.getaddrinfo() does."""
+    look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    try:
+        return look_up(flags=socket.AI_NUMERICHOST)  # an address: no look-up
+    except socket.gaierror:
+        return await asyncio.to_thread(look_up)
+
+
+async def _reach(wanted: socket.socket, address: Any) -> None:
+    """Connect a socket. Raises OSError."""
+    if (code := wanted.connect_ex(address)) == errno.EINPROGRESS:
+        loop, waiter = asyncio.get_running_loop(), AsyncioWaiter()
+        loop.add_writer(wanted, waiter.wake)
+        try:
+            await waiter.wait(inf)
+        finally:
+            loop.remove_writer(wanted)
+        code = wanted.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        raise OSError(code, os.strerror(code))  # of the class that belongs to the code

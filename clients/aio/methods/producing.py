@@ -64,6 +64,7 @@ class AsyncProducerMethods(AsyncPublishMethods):
 
         Raises:
             ValueError: An argument makes no sense.
+            TypeError: `on_delivery` is no function, or one that cannot be called here.
             ImportError: The package that compresses is not installed.
 
         Example:

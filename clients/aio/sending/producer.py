@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from qb.clients.aio.methods.publishing import AsyncPublishMethods
-from qb.clients.aio.sending.send_handles import AsyncSendHandle, OnDelivery, let_send, wait_for_room
+from qb.clients.aio.sending.send_handles import AsyncSendHandle, OnDelivery, check_callback, let_send, wait_for_room
 from qb.clients.aio.sending.send_task import AsyncSendTask
 from qb.clients.aio.waiting import AsyncGuard, now
 from qb.clients.producing.message_buffer import MessageBuffer
@@ -53,6 +53,7 @@ class AsyncProducer(MessageBuffer[AsyncSendHandle]):
         options: ProducerOptions,
         on_delivery: OnDelivery | None = None,
     ) -> None:
+        check_callback(on_delivery)
         self._client, self._on_delivery = client, on_delivery
         self._owned: AbstractAsyncContextManager[object] | None = None  # the client, if it has no block of its own
         super().__init__(topic, options)
@@ -100,7 +101,8 @@ class AsyncProducer(MessageBuffer[AsyncSendHandle]):
         return producer
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of topic {self._topic}, {self.buffered_bytes} bytes buffered>"
+        state = "closed" if self._buffered.closed else f"{self.buffered_bytes} bytes buffered"
+        return f"<{type(self).__name__} of topic {self._topic}, {state}>"
 
     @property
     def topic(self) -> str:

@@ -20,6 +20,12 @@ from qb.clients.protocol.receipts import Receipt
 OnDelivery = Callable[[Delivery], Awaitable[None] | None]
 
 
+def check_callback(on_delivery: object) -> None:
+    """Raise TypeError if it cannot be called."""
+    if on_delivery is not None and not callable(on_delivery):
+        raise TypeError(f"on_delivery is a function of one Delivery, not {type(on_delivery).__name__}")
+
+
 async def call_back(on_delivery: OnDelivery, delivery: Delivery) -> None:
     """Report to a program what became of a message; its function may be async."""
     called = on_delivery(delivery)

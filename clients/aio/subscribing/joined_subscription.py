@@ -77,6 +77,11 @@ class AsyncJoinedSubscription(AsyncJoinedBase):
         """Why it has ended by itself."""
         return self._membership.error
 
+    @property
+    def has_ended(self) -> bool:
+        """Has it ended, by itself or because it was left?"""
+        return self._ended
+
     async def wait(self, timeout: float | None) -> bool:
         """Return True when it has ended, False after `timeout` seconds. Raises `error` if it ended by itself."""
         self._link.check_process()

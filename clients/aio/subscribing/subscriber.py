@@ -71,4 +71,7 @@ class AsyncSubscriber:
         await self.unsubscribe()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.subscription_id!r}>"
+        state = "left" if self._joined.has_ended else "joined"
+        if self.error is not None:
+            state = f"ended by {type(self.error).__name__}"
+        return f"<{type(self).__name__} of {self.subscription_id!r}, {state}>"

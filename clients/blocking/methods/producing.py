@@ -63,6 +63,7 @@ class ProducerMethods(PublishMethods):
 
         Raises:
             ValueError: An argument makes no sense.
+            TypeError: `on_delivery` is no function, or one that cannot be called here.
             ImportError: The package that compresses is not installed.
 
         Example:

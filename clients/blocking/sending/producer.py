@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from qb.clients.blocking.methods.publishing import PublishMethods
-from qb.clients.blocking.sending.send_handles import OnDelivery, SendHandle, let_send, wait_for_room
+from qb.clients.blocking.sending.send_handles import OnDelivery, SendHandle, check_callback, let_send, wait_for_room
 from qb.clients.blocking.sending.send_task import SendTask
 from qb.clients.blocking.waiting import Guard, now
 from qb.clients.producing.message_buffer import MessageBuffer
@@ -54,6 +54,7 @@ class Producer(MessageBuffer[SendHandle]):
         options: ProducerOptions,
         on_delivery: OnDelivery | None = None,
     ) -> None:
+        check_callback(on_delivery)
         self._client, self._on_delivery = client, on_delivery
         self._owned: AbstractContextManager[object] | None = None  # the client, if it has no block of its own
         super().__init__(topic, options)
@@ -101,7 +102,8 @@ class Producer(MessageBuffer[SendHandle]):
         return producer
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of topic {self._topic}, {self.buffered_bytes} bytes buffered>"
+        state = "closed" if self._buffered.closed else f"{self.buffered_bytes} bytes buffered"
+        return f"<{type(self).__name__} of topic {self._topic}, {state}>"
 
     @property
     def topic(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable
 
@@ -18,6 +19,16 @@ PILE = 4  # batches that are ready
 GIVE_WAY = 0.005  # seconds at most, as the interpreter's own switch between threads
 
 OnDelivery = Callable[[Delivery], object]
+
+
+def check_callback(on_delivery: object) -> None:
+    """Raise TypeError if a thread cannot call it."""
+    if on_delivery is None:
+        return
+    if not callable(on_delivery):
+        raise TypeError(f"on_delivery is a function of one Delivery, not {type(on_delivery).__name__}")
+    if inspect.iscoroutinefunction(on_delivery) or inspect.iscoroutinefunction(type(on_delivery).__call__):
+        raise TypeError("on_delivery is an async def, which a Producer cannot run: use AsyncBrokerClient")
 
 
 def call_back(on_delivery: OnDelivery, delivery: Delivery) -> None:

@@ -76,6 +76,11 @@ class JoinedSubscription(JoinedBase):
         """Why it has ended by itself."""
         return self._membership.error
 
+    @property
+    def has_ended(self) -> bool:
+        """Has it ended, by itself or because it was left?"""
+        return self._ended
+
     def wait(self, timeout: float | None) -> bool:
         """Return True when it has ended, False after `timeout` seconds. Raises `error` if it ended by itself."""
         self._link.check_process()
