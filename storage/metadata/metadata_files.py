@@ -1,6 +1,7 @@
 """The files of the metadata log: what stands in them, proved, without writing.
 
-Every record stands in two files, the log and its copy, at the same place. Where one is damaged, the other is read.
+Every record stands in two files, the log and its copy, at the same place. Where one is damaged, the other is read;
+where both are, at different bytes of one record, they are put together.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from qb.storage.metadata.metadata_records import (
     RecordKind,
     apply_changes,
     check_order,
+    combined,
     decode_changes,
     decode_record,
     holds_later_record,
     length_of,
+    possible_lengths,
 )
 
 DIRECTORY = "metadata"
@@ -114,7 +117,7 @@ def read_log(path: Path) -> MetadataContents:
             except BadRecord as error:
                 record, bad = None, error
             try:
-                record = record or copy.follower(position, before, path)
+                record = record or _from_copy(log, copy, position, before, path)
                 apply_changes(entries, list(decode_changes(record.body)))
             except BadRecord as error:
                 torn_bytes = _torn_tail(log, copy, path, position, before, bad or error)
@@ -133,6 +136,22 @@ def read_log(path: Path) -> MetadataContents:
         raise LogDamaged(str(path), position, "the snapshot that begins the file is not whole")
     proved = position, snapshot_size, torn_bytes, damages, copied, copy_size
     return MetadataContents(path, entries, before.end, *proved)
+
+
+def _from_copy(
+    log: _Records, copy: _Records, position: int, before: MetadataRecord | None, path: Path
+) -> MetadataRecord:
+    """Return the record that the log does not have there. Raises BadRecord."""
+    try:
+        return copy.follower(position, before, path)
+    except BadRecord as bad:
+        if position + HEAD.size <= min(log.size, copy.size):
+            for length in possible_lengths(*(each.read(position, position + 4) for each in (log, copy))):
+                ends = position, min(position + length, log.size, copy.size)
+                if record := combined(log.read(*ends), copy.read(*ends)):
+                    check_order(before, record, int(path.name[:20]))
+                    return record
+        raise bad
 
 
 class _Records:

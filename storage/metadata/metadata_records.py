@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from enum import IntEnum
+from itertools import pairwise, product
 from typing import NamedTuple
 
 from isal.isal_zlib import crc32
@@ -14,6 +17,8 @@ _CHANGE = struct.Struct(">IIQ")  # length of the key, length of the value, versi
 _CRC_AT = HEAD.size - 4
 _REMOVED = 2**32 - 1  # as the length of a value
 _KIND_STARTS = b"QBM"
+MOST_PLACES = 8  # at which two damaged copies of a record may differ to be put together
+NEAR, BLOCK = 16, 4096  # bytes: places that are nearer count as one if there are too many; what is compared at a time
 PART_BYTES = 1024 * 1024  # of a snapshot that go into one record, about
 
 
@@ -149,6 +154,41 @@ def decode_record(data: bytes | memoryview) -> MetadataRecord:
     if crc != crc32(view[HEAD.size :], crc32(view[:_CRC_AT])):
         raise BadRecord("the checksum of the record does not match")
     return MetadataRecord(kind, number, previous, crc, view[HEAD.size :])
+
+
+def combined(one: bytes, other: bytes) -> MetadataRecord | None:
+    """Return the record of which both are damaged copies, if they are damaged at different bytes; else None.
+
+    Where they differ, one of the two is right: the checksum says which. A few such places are tried, since each of them
+    doubles what the checksum must reject.
+    """
+    if len(one) < HEAD.size or one == other:
+        return None
+    differing = [at for at in _differing_blocks(one, other) if one[at] != other[at]]
+    for nearest in (0, 1, NEAR):
+        starts = [at for before, at in pairwise([-NEAR - 1, *differing]) if at - before > nearest]
+        if len(starts) <= MOST_PLACES:
+            ends = [differing[bisect_left(differing, start) - 1] + 1 for start in starts[1:]] + [differing[-1] + 1]
+            for choice in product((False, True), repeat=len(starts)):
+                candidate = bytearray(one)
+                for start, end, is_other in zip(starts, ends, choice, strict=True):
+                    if is_other:
+                        candidate[start:end] = other[start:end]
+                with suppress(BadRecord):
+                    return decode_record(bytes(candidate))
+    return None
+
+
+def possible_lengths(one: bytes, other: bytes) -> set[int]:
+    """Return what the first 4 bytes of a record may say if each of them is right in one of two copies."""
+    return {int.from_bytes(each) for each in product(*zip(one, other, strict=True))} - {0}
+
+
+def _differing_blocks(one: bytes, other: bytes) -> Iterator[int]:
+    """Yield the positions of blocks that are not the same in both."""
+    for start in range(0, len(one), BLOCK):
+        if one[start : start + BLOCK] != other[start : start + BLOCK]:
+            yield from range(start, min(start + BLOCK, len(one)))
 
 
 def check_order(before: MetadataRecord | None, record: MetadataRecord, first_number: int) -> None:

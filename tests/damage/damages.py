@@ -25,10 +25,12 @@ def files_of(root: Path) -> list[Path]:
 
 
 def damage(root: Path, random: Random) -> Damage:
-    """Do one damage: to the bytes of a file four times out of five, else to the names of files."""
+    """Do one damage: to a file's bytes, one time out of five to names, one to the metadata and its copy."""
     files = files_of(root)
-    if random.random() < 0.2:
+    if (chosen := random.random()) < 0.2:
         return random.choice(NAMES)(root, files, random)
+    if chosen > 0.8:
+        return random.choice((same_place, two_places))(root, files, random)
     path = random.choice([path for path in files if path.stat().st_size])
     kind = random.choice(list(BYTES))
     data = path.read_bytes()
@@ -99,6 +101,36 @@ BYTES = {
     "overwrite": overwrite,
     "double": duplicate,
 }
+
+
+# Both copies of the metadata
+
+
+def same_place(root: Path, files: list[Path], random: Random) -> Damage:
+    """Damage the metadata and its copy at the same place."""
+    return _pair(root, "same place", [random.choice(list(BYTES))] * 2, [random.random()] * 2)
+
+
+def two_places(root: Path, files: list[Path], random: Random) -> Damage:
+    """Damage the metadata at one place and its copy at another."""
+    kinds = random.choices(list(BYTES), k=2)
+    return _pair(root, "two places", kinds, [random.random(), random.random()])
+
+
+def _pair(root: Path, name: str, kinds: list[str], places: list[float]) -> Damage:
+    """Damage both files; equal kinds and places give the same bytes."""
+    whats = []
+    for directory, kind, place in zip(("metadata", "metadata-copy"), kinds, places, strict=True):
+        (path,) = (root / directory).glob("*.log")
+        data = path.read_bytes()
+        chance = Random(place)
+        while True:
+            changed, what = BYTES[kind](data, chance)
+            if changed != data:
+                break
+        path.write_bytes(changed)
+        whats.append(f"{directory} {what}")
+    return Damage(name, "metadata", "; ".join(whats))
 
 
 # Names

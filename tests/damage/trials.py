@@ -139,7 +139,8 @@ def _paths(done: Damage) -> list[str]:
 
 
 def _describes_all(done: Damage) -> bool:
-    return "format" in _paths(done)
+    """Does it leave nothing that says what there is? Both copies of the metadata may be damaged at one record."""
+    return "format" in _paths(done) or done.kind in ("same place", "two places")
 
 
 def _may_change(done: Damage, about: str) -> bool:

@@ -81,6 +81,52 @@ def test_a_flip_anywhere_in_the_log_loses_nothing_and_is_named_with_its_place(da
         put_back(data_dir, whole)
 
 
+def test_a_flip_in_the_log_and_another_in_the_copy_lose_nothing_even_in_the_same_record(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    path, state, whole = metadata_log(data_dir), state_of(data_dir), tmp_path / "whole"
+    shutil.copytree(data_dir, whole)
+    size = read_log(path).size
+    for at in range(0, size, 3):
+        flip(path, at)
+        flip(copy_of(path), at + 1 if at % 2 and at + 1 < size else (at + 61) % size)
+        findings = verify(data_dir).findings
+        assert findings
+        assert all(finding.file == str(path) for finding in findings)
+        found, notes = recovered(data_dir)
+        assert found == state
+        assert len(notes) == len(findings)
+        put_back(data_dir, whole)
+
+
+@pytest.mark.parametrize("length", [2, 40, 400])
+def test_two_ranges_overwritten_near_each_other_lose_nothing(data_dir: Path, tmp_path: Path, length: int) -> None:
+    path, state, whole = metadata_log(data_dir), state_of(data_dir), tmp_path / "whole"
+    shutil.copytree(data_dir, whole)
+    size = read_log(path).size
+    for at in range(0, size - 2 * length - 20, 11):
+        for file, start in ((path, at), (copy_of(path), at + length + 20)):
+            data = file.read_bytes()
+            file.write_bytes(data[:start] + os.urandom(length) + data[start + length :])
+        assert recovered(data_dir)[0] == state
+        put_back(data_dir, whole)
+
+
+def test_the_same_byte_damaged_in_both_refuses_the_start_and_changes_nothing(data_dir: Path, tmp_path: Path) -> None:
+    path, whole = metadata_log(data_dir), tmp_path / "whole"
+    shutil.copytree(data_dir, whole)
+    for at in range(0, read_log(path).snapshot_size, 3):
+        flip(path, at)
+        flip(copy_of(path), at)
+        (finding,) = verify(data_dir).findings
+        assert (finding.file, finding.position) == (str(path), 0)
+        with pytest.raises(
+            CannotOpen, match=f"{path} is damaged at byte 0: .* its copy is missing or damaged there too"
+        ):
+            recovered(data_dir)
+        put_back(data_dir, whole)
+
+
 def remove_directory(path: Path) -> None:
     shutil.rmtree(path.parent)
 
@@ -149,7 +195,7 @@ def test_records_that_are_damaged_in_both_files_are_refused_and_left_as_they_are
     path = metadata_log(data_dir)
     start = read_log(path).snapshot_size + 5
     flip(path, start)
-    flip(copy_of(path), start + 1)
+    flip(copy_of(path), start)
     before = path.read_bytes(), copy_of(path).read_bytes()
     assert [finding.file for finding in verify(data_dir).findings if "copy" in finding.what] == [str(path)]
     with pytest.raises(CannotOpen, match="its copy is missing or damaged there too"):
