@@ -17,8 +17,11 @@ _CHANGE = struct.Struct(">IIQ")  # length of the key, length of the value, versi
 _CRC_AT = HEAD.size - 4
 _REMOVED = 2**32 - 1  # as the length of a value
 _KIND_STARTS = b"QBM"
-MOST_PLACES = 8  # at which two damaged copies of a record may differ to be put together
-NEAR, BLOCK = 16, 4096  # bytes: places that are nearer count as one if there are too many; what is compared at a time
+MOST_DIFFERENCES = 8  # at which two damaged copies of a record may differ to be put together
+NEAR, BLOCK = (
+    16,
+    4096,
+)  # bytes: differences that are nearer count as one if there are too many; what is compared at a time
 PART_BYTES = 1024 * 1024  # of a snapshot that go into one record, about
 
 
@@ -159,7 +162,7 @@ def decode_record(data: bytes | memoryview) -> MetadataRecord:
 def combined(one: bytes, other: bytes) -> MetadataRecord | None:
     """Return the record of which both are damaged copies, if they are damaged at different bytes; else None.
 
-    Where they differ, one of the two is right: the checksum says which. A few such places are tried, since each of them
+    Where they differ, one of the two is right: the checksum says which. A few such ranges are tried, since each of them
     doubles what the checksum must reject.
     """
     if len(one) < HEAD.size or one == other:
@@ -167,7 +170,7 @@ def combined(one: bytes, other: bytes) -> MetadataRecord | None:
     differing = [at for at in _differing_blocks(one, other) if one[at] != other[at]]
     for nearest in (0, 1, NEAR):
         starts = [at for before, at in pairwise([-NEAR - 1, *differing]) if at - before > nearest]
-        if len(starts) <= MOST_PLACES:
+        if len(starts) <= MOST_DIFFERENCES:
             ends = [differing[bisect_left(differing, start) - 1] + 1 for start in starts[1:]] + [differing[-1] + 1]
             for choice in product((False, True), repeat=len(starts)):
                 candidate = bytearray(one)

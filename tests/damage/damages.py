@@ -30,7 +30,7 @@ def damage(root: Path, random: Random) -> Damage:
     if (chosen := random.random()) < 0.2:
         return random.choice(NAMES)(root, files, random)
     if chosen > 0.8:
-        return random.choice((same_place, two_places))(root, files, random)
+        return random.choice((same_place, two_spots))(root, files, random)
     path = random.choice([path for path in files if path.stat().st_size])
     kind = random.choice(list(BYTES))
     data = path.read_bytes()
@@ -111,19 +111,19 @@ def same_place(root: Path, files: list[Path], random: Random) -> Damage:
     return _pair(root, "same place", [random.choice(list(BYTES))] * 2, [random.random()] * 2)
 
 
-def two_places(root: Path, files: list[Path], random: Random) -> Damage:
+def two_spots(root: Path, files: list[Path], random: Random) -> Damage:
     """Damage the metadata at one place and its copy at another."""
     kinds = random.choices(list(BYTES), k=2)
-    return _pair(root, "two places", kinds, [random.random(), random.random()])
+    return _pair(root, "two spots", kinds, [random.random(), random.random()])
 
 
-def _pair(root: Path, name: str, kinds: list[str], places: list[float]) -> Damage:
-    """Damage both files; equal kinds and places give the same bytes."""
+def _pair(root: Path, name: str, kinds: list[str], seeds: list[float]) -> Damage:
+    """Damage both files; equal kinds and seeds give the same bytes."""
     whats = []
-    for directory, kind, place in zip(("metadata", "metadata-copy"), kinds, places, strict=True):
+    for directory, kind, seed in zip(("metadata", "metadata-copy"), kinds, seeds, strict=True):
         (path,) = (root / directory).glob("*.log")
         data = path.read_bytes()
-        chance = Random(place)
+        chance = Random(seed)
         while True:
             changed, what = BYTES[kind](data, chance)
             if changed != data:

@@ -140,7 +140,7 @@ def _paths(done: Damage) -> list[str]:
 
 def _describes_all(done: Damage) -> bool:
     """Does it leave nothing that says what there is? Both copies of the metadata may be damaged at one record."""
-    return "format" in _paths(done) or done.kind in ("same place", "two places")
+    return "format" in _paths(done) or done.kind in ("same place", "two spots")
 
 
 def _may_change(done: Damage, about: str) -> bool:
