@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from ipaddress import IPv6Address, ip_address
 from typing import NamedTuple
 
+from qb.core.rights.address_quotas import source_of
 from qb.core.wire.errors import TooManyConnections
 
 RESERVED = 16  # slots for loopback, but never more than a tenth of all
@@ -45,7 +45,7 @@ class ConnectionLimits:
 
         A door that `has_urgent` requests gets a slot with a refusal instead, for those requests alone.
         """
-        address, is_loopback = _source(host)
+        address, is_loopback = source_of(host)
         self._check_address(address, is_loopback)
         refusal = None
         try:
@@ -85,14 +85,3 @@ class ConnectionLimits:
         most = self._total if is_loopback else self._shared
         if self.count >= most:
             raise TooManyConnections(f"this broker allows {most} connections and has them (QB_MAX_CONNECTIONS)")
-
-
-def _source(host: str) -> tuple[str, bool]:
-    """Return what counts as one address, and whether it is loopback. A network of IPv6 (/64) is one."""
-    address = ip_address(host)
-    if isinstance(address, IPv6Address):
-        if address.ipv4_mapped is not None:
-            return _source(str(address.ipv4_mapped))
-        if not address.is_loopback:
-            return f"{IPv6Address(int(address) >> 64 << 64)}/64", False
-    return str(address), address.is_loopback

@@ -14,8 +14,9 @@ import trio
 
 from qb.core.broker.message_broker import MessageBroker
 from qb.core.pacing import portions
+from qb.core.rights.quotas import Allowance
 from qb.core.settings import Settings
-from qb.core.wire.errors import BrokerError, TooManyConnections
+from qb.core.wire.errors import BrokerError, QuotaExceeded, TooManyConnections
 from qb.doors.binary.replies import refusal
 from qb.doors.binary.session import Session
 from qb.doors.brief_session import BriefSession, brief_scopes
@@ -166,15 +167,26 @@ class Peers:
             transport: Transport = TlsTransport(sock, self._tls.context, self._poll, self._budget, self._unread)
         else:
             transport = Transport(sock, self._poll, self._budget, self._unread)
+        users = self._broker.access.users
+        allowance = users.of_address(host) if users.enabled else None
         try:
             slot = self._limits.admit(door.name, host, has_urgent=bool(door.urgent))
-        except TooManyConnections as error:
+            if allowance is not None:
+                self._count(allowance, slot)
+        except (TooManyConnections, QuotaExceeded) as error:
             refused = self._refusal(door, address, error)
             if not isinstance(transport, TlsTransport):  # one that is not welcome is worth no handshake
                 transport.send(refused)
             transport.close()
             return
-        sessions.start_soon(self._serve, self._session(transport, door, address, slot), slot)
+        sessions.start_soon(self._serve, self._session(transport, door, address, slot), slot, allowance)
+
+    def _count(self, allowance: Allowance, slot: ConnectionSlot) -> None:
+        try:
+            allowance.connect()
+        except QuotaExceeded:
+            self._limits.leave(slot)
+            raise
 
     def _session(self, transport: Transport, door: Door, address: str, slot: ConnectionSlot) -> PeerSession:
         def opened() -> PeerSession:
@@ -184,7 +196,7 @@ class Peers:
 
         return TlsSession(transport, address, opened, door.refuse) if isinstance(transport, TlsTransport) else opened()
 
-    def _refusal(self, door: Door, address: str, error: TooManyConnections) -> bytes:
+    def _refusal(self, door: Door, address: str, error: BrokerError) -> bytes:
         self._broker.metrics.connections_refused[door.name] += 1
         log.warning("refused %s: %s", address, error)
         return door.refuse(error)
@@ -195,7 +207,7 @@ class Peers:
 
         return BriefSession(transport, door.urgent, serve, partial(self._refusal, door, address, error), self._briefs)
 
-    async def _serve(self, session: PeerSession, slot: ConnectionSlot) -> None:
+    async def _serve(self, session: PeerSession, slot: ConnectionSlot, allowance: Allowance | None) -> None:
         self._sessions.add(session)
         self._broker.connections += 1
         self._broker.metrics.connections[slot.door] += 1
@@ -205,6 +217,8 @@ class Peers:
                 await session.run()
         finally:
             self._limits.leave(slot)
+            if allowance is not None:
+                allowance.disconnect()
             self._broker.connections -= 1
             self._broker.metrics.connections[slot.door] -= 1
             self._sessions.discard(session)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import trio
 
 from qb.core.broker.message_broker import MessageBroker
 from qb.core.rights.known_users import LoggedIn
 from qb.core.rights.needs import Needs, publish, transact
-from qb.core.wire.errors import Unauthenticated
+from qb.core.rights.principals import Principal
+from qb.core.rights.quotas import Allowance
+from qb.core.wire.errors import QuotaExceeded, Unauthenticated
+from qb.doors.pace import Pace
 from qb.doors.transport import Transport
 
 CHANGED = "the user of this connection has other rights now, or none: log in again"
@@ -25,32 +30,65 @@ class PeerIdentity(LoggedIn):
         self._door, self._address = door, address
         self._common_name = transport.common_name
         self._publishable: set[str] = set()
+        self._pace: Pace | None = None  # None: there are no users, so there are no quotas
+        self._is_counted = False  # is this connection counted as one of its user's?
         super().__init__(self._access.users.without_token(self._common_name))
-        self._access.users.watch(self)
+        if self.restricts:
+            self._access.users.watch(self)
+            self._pace = transport.pace = Pace(self._access.users.of_address(self._host))
 
     @property
     def restricts(self) -> bool:
         """Are there users at all? Without them, rights need not be checked."""
         return self._access.users.enabled
 
+    @property
+    def _host(self) -> str:
+        return self._address.rpartition(":")[0]
+
+    @property
+    def allowances(self) -> Sequence[Allowance]:
+        """The quotas that the connection takes part in."""
+        return () if self._pace is None else self._pace.allowances
+
     def log_out(self) -> None:
         """Be again who the peer was before it logged in."""
         self._become_stranger()
 
     def _become_stranger(self) -> None:
-        self.principal = self._access.users.without_token(self._common_name)
+        self._become(self._access.users.without_token(self._common_name))
+
+    def _become(self, principal: Principal) -> None:
+        self.principal = principal
         self._publishable.clear()
+        self._is_counted = False
+        if self._pace is not None:
+            self._pace.belongs_to(None)
+
+    def _count(self) -> None:
+        """Count the connection as one of its user's. Raises QuotaExceeded."""
+        if self._pace is not None:
+            self._pace.belongs_to(self._access.users.of_user(self.principal.name))
+        self._is_counted = True
 
     async def log_in(self, token: str) -> None:
-        """Become the user of a token; may wait if its address has failed often. Raises Unauthenticated."""
+        """Become the user of a token; may wait if its address has failed often.
+
+        Raises Unauthenticated, and QuotaExceeded if the user has as many connections as it may.
+        """
         if not self.restricts:
             return
         self._become_stranger()
-        log_ins, host = self._access.log_ins, self._address.rpartition(":")[0]
+        log_ins, host = self._access.log_ins, self._host
         if wait := log_ins.wait(host, trio.current_time()):
             await trio.sleep(wait)
         try:
-            self.principal = self._access.users.with_token(token)
+            self._become(self._access.users.with_token(token))
+            self._count()
+        except QuotaExceeded:
+            self._note("log in", "QUOTA_EXCEEDED")
+            self._become_stranger()
+            raise
         except Unauthenticated:
             log_ins.failed(host, trio.current_time())
             self._note("log in", "UNAUTHENTICATED")
@@ -61,8 +99,13 @@ class PeerIdentity(LoggedIn):
         self._access.audit.note(self.principal.name, self._address, self._door, action, [], outcome)
 
     def check(self, needs: Needs, arguments: object, action: str) -> None:
-        """Raises Unauthenticated, Forbidden, or the refusal of an unknown name if the peer may not ask for this."""
+        """Raises Unauthenticated, Forbidden, or the refusal of an unknown name if the peer may not ask for this.
+
+        Raises QuotaExceeded if its user has as many connections as it may.
+        """
         if self.restricts:
+            if not (self._is_counted or needs.is_open or self.principal.is_stranger):
+                self._count()
             self._access.check(self.principal, needs, arguments, (self._address, self._door, action))
 
     def check_publish(self, topic: str) -> None:

@@ -16,6 +16,10 @@ class Outgoing(Protocol):
     queued: int  # bytes that wait for the peer to read
     moved: bool  # has the peer taken some of them since this was last set to False?
 
+    @property
+    def is_held(self) -> bool:
+        """Is the peer not read, since it was too fast?"""
+
 
 class PeerLife:
     """The signs of life of one peer."""
@@ -38,6 +42,8 @@ class PeerLife:
             self._heard_at = now
         elif not self.listening or self._heard_at is None:
             self._heard_at = now
+        if self._outgoing.is_held:  # it is asked for a sign of life, and has time to give it when it is read again
+            self._heard_at = max(self._heard_at, now - 1.5 * self._interval)
         if not self._outgoing.queued or self._outgoing.moved or self._took_at is None:
             self._outgoing.moved = False
             self._took_at = now

@@ -63,13 +63,16 @@ class SocketPoll:
         self._low_latency = low_latency
         self._speaker = -1  # the descriptor of the peer that spoke last
         self._others_spoke = perf_counter()  # when another one did
-        self._attended: dict[int, tuple[socket.socket, Take]] = {}
+        self._attended: dict[int, tuple[socket.socket, Take, int]] = {}
         self._behind: list[tuple[int, int]] = []  # ready when others had brought enough for a step
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
 
-    def add(self, sock: socket.socket, take: Take) -> None:
-        """Hand what the socket brings to `take`, which must neither raise nor keep it; empty: the peer has gone."""
-        self._attended[sock.fileno()] = sock, take
+    def add(self, sock: socket.socket, take: Take, portion: int = 0) -> None:
+        """Hand what the socket brings to `take`, which must neither raise nor keep it; empty: the peer has gone.
+
+        At most `portion` bytes are received at a time; 0: as many as there is room for.
+        """
+        self._attended[sock.fileno()] = sock, take, portion
         self._epoll.register(sock, select.EPOLLIN | select.EPOLLRDHUP)
 
     def remove(self, sock: socket.socket) -> None:
@@ -134,7 +137,7 @@ class SocketPoll:
         most = TIGHT_BYTES if self._is_tight() else 0
         for number, _ in ready:
             attended = self._attended.get(number)
-            size = None if attended is None else receive_into(attended[0], room, most)
+            size = None if attended is None else receive_into(attended[0], room, most or attended[2])
             if size is None:
                 continue
             received.append((number, room[:size]))

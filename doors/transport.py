@@ -15,6 +15,7 @@ from contextlib import suppress
 
 import trio
 
+from qb.doors.pace import Pace
 from qb.doors.socket_poll import RECEIVE_BYTES, SocketPoll, receive_into
 from qb.doors.unfinished_input import InputBudget, UnfinishedInput
 from qb.doors.unread_output import OutputBudget
@@ -23,6 +24,7 @@ from qb.storage.signals import Signal
 log = logging.getLogger("qb.server")
 
 LINGER = 2.0  # seconds that a peer has to notice that we have closed
+SMALL_ANSWER = 256  # bytes of an answer behind which the next request need not wait for a quota
 PARTS_AT_ONCE = 1024  # that every system takes in one call; the rest is queued
 
 # One for all peers of an event loop: a buffer of this size for every recv() would cost more than most requests.
@@ -56,13 +58,14 @@ class Transport:
         self._socket = sock
         self._poll = poll
         self._queue: deque[memoryview] = deque()
-        self._changed = Signal()  # something was queued, or the queue has emptied
+        self._changed = Signal()  # something was queued, the queue has emptied, or the peer has gone
         self.queued = 0  # bytes that wait for the peer to read
         self.taken = 0  # bytes that the kernel has taken
         self.moved = False  # set when the peer takes queued bytes, or the first ones are queued
         self.has_emptied: Callable[[], None] | None = None  # called when nothing is queued any more
         self.gone = False
         self.common_name: str | None = None  # of the peer's certificate, if it has shown one
+        self.pace: Pace | None = None  # None: as fast as it can
 
     @property
     def sock(self) -> socket.socket:
@@ -80,6 +83,9 @@ class Transport:
 
     async def receive_view(self, most: int = RECEIVE_BYTES) -> memoryview:
         """Return the same, to be used before anything else is awaited."""
+        if self.pace is not None:
+            await self._hold_reading(self.pace)
+            most = min(most, self.pace.portion or most)
         buffer = _receive_buffer()[:most]
         while True:
             await trio.lowlevel.wait_readable(self._socket)
@@ -87,6 +93,8 @@ class Transport:
             if size is not None:
                 if self._poll is not None:
                     self._poll.heard(self._socket.fileno())
+                if self.pace is not None:
+                    self.pace.received(size)
                 return buffer[:size]
 
     async def peek(self, size: int) -> bytes:
@@ -105,6 +113,8 @@ class Transport:
 
         Returns True then, and False when the peer has gone. Raises what `take` raises.
         """
+        if self._poll is not None and self.pace is not None:
+            return await self._attend_at(self.pace, take, self._poll)
         if self._poll is not None:
             return await _Listening(self._socket, take, self._poll).last()
         while data := await self.receive_view():
@@ -112,10 +122,43 @@ class Transport:
                 return True
         return False
 
+    async def _attend_at(self, pace: Pace, take: Callable[[memoryview], bool], poll: SocketPoll) -> bool:
+        """Attend at a pace: what the peer sends too fast stays in its socket for a while."""
+        wants_more = True
+
+        def paced(data: memoryview) -> bool:
+            nonlocal wants_more
+            pace.received(len(data))
+            wants_more = take(data)
+            return wants_more and not pace.seconds_to_read()
+
+        while wants_more:
+            await self._hold_reading(pace)
+            if not await _Listening(self._socket, paced, poll, pace.portion).last():
+                return False
+        return True
+
+    async def _hold_reading(self, pace: Pace) -> None:
+        """Return when the pace lets more be read, or the peer is given up. The peer's own time stands still."""
+        while not self.gone and (seconds := pace.seconds_to_read()) > 0:
+            began = trio.current_time()
+            with trio.move_on_after(seconds):
+                await self._changed.wait()
+            self.unfinished.excuse(trio.current_time() - began)
+
+    @property
+    def is_held(self) -> bool:
+        """Is it not read because it was too fast? Then it cannot be called silent."""
+        return self.pace is not None and self.pace.seconds_to_read() > 0
+
     def send(self, *parts: bytes | memoryview) -> None:
         """Send what the kernel takes now and queue the rest. To a peer that has gone, nothing is sent."""
         if self.gone:
             return
+        if self.pace is not None:
+            self.pace.sent(sum(map(len, parts)))
+            if self._is_ahead:
+                self._changed.set()  # send_queued() waits until it is not
         taken = 0
         if not self.queued:
             taken = self._send_now(parts)
@@ -162,7 +205,7 @@ class Transport:
         """Send what send() queues, for ever; returns when the peer has gone."""
         while not self.gone:
             if not self._queue:
-                await self._changed.wait()
+                await self._wait_until_queued()
                 continue
             await trio.lowlevel.wait_writable(self._socket)
             self._send_some()
@@ -184,9 +227,40 @@ class Transport:
         if self.has_emptied is not None:
             self.has_emptied()
 
+    async def _wait_until_queued(self) -> None:
+        """Wait until something is queued, or the pace lets more be sent again."""
+        seconds = 0.0 if self.pace is None else self.pace.seconds_to_send()
+        if not seconds:
+            await self._changed.wait()
+            return
+        with trio.move_on_after(seconds):
+            await self._changed.wait()
+        if not self._queue and not self._is_ahead and self.has_emptied is not None:
+            self.has_emptied()
+
+    @property
+    def _is_ahead(self) -> bool:
+        """Has more been sent than the pace allows?"""
+        return self.pace is not None and self.pace.seconds_to_send() > 0
+
     def has_queued(self, limit: int) -> bool:
-        """Say whether more than `limit` bytes are queued, or any at all while all peers together have much to read."""
-        return self.queued > (0 if self.unread.is_tight else limit)
+        """Say whether the peer should be given nothing more.
+
+        That is if more than `limit` bytes are queued, or any while all peers together have much to read, or if it was
+        sent more than its pace allows.
+        """
+        return self.queued > (0 if self.unread.is_tight else limit) or self._is_ahead
+
+    async def wait_for_turn(self, limit: int, size: int | None = None) -> None:
+        """Return when at most `limit` bytes are queued and the pace lets more be sent, or the peer has gone.
+
+        After an answer of so small a `size` that its request was worth as much, the pace is not looked at.
+        """
+        await self.wait_for_room(limit)
+        if self.pace is not None and (size is None or size > SMALL_ANSWER):
+            while not self.gone and (seconds := self.pace.seconds_to_send()) > 0:
+                with trio.move_on_after(seconds):
+                    await self._changed.wait()
 
     async def wait_for_room(self, limit: int) -> None:
         """Return when at most `limit` bytes are queued, or the peer has gone."""
@@ -213,6 +287,8 @@ class Transport:
         if self._socket.fileno() < 0:
             return
         self.unfinished.close()
+        if self.pace is not None:
+            self.pace.belongs_to(None)
         trio.lowlevel.notify_closing(self._socket)
         self._socket.close()
 
@@ -220,7 +296,11 @@ class Transport:
 class _Listening:
     """A session that listens to its socket until it must wait for something."""
 
-    def __init__(self, sock: socket.socket, take: Callable[[memoryview], bool], poll: SocketPoll) -> None:
+    def __init__(
+        self, sock: socket.socket, take: Callable[[memoryview], bool], poll: SocketPoll, portion: int = 0
+    ) -> None:
+        """`portion`: how many bytes to read at a time; 0: as many as there are."""
+        self._portion = portion
         self._socket = sock
         self._take = take
         self._poll = poll
@@ -230,7 +310,7 @@ class _Listening:
 
     async def last(self) -> bool:
         """Listen; returns whether the peer is still there. Raises what the listener raised."""
-        self._poll.add(self._socket, self._received)
+        self._poll.add(self._socket, self._received, self._portion)
         try:
             await self._over.wait()
         finally:

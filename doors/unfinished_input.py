@@ -106,6 +106,11 @@ class UnfinishedInput:
         self._size = size
         self._budget.account(self, size, size if self._is_known else max(0, size - FREE), anew)
 
+    def excuse(self, seconds: float) -> None:
+        """It was not read for so long, so it could not finish."""
+        if self.began is not None:
+            self.began += seconds
+
     def postpone(self, size: int) -> None:
         """Now `size` bytes of whole frames, lines or requests wait for the broker to handle them."""
         self._budget.postponed += size - self._postponed

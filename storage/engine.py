@@ -23,6 +23,12 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     retention_hours: float | None = None
     retention_bytes: int | None = None
     created_ms: int = 0
+    made_by: str | msgspec.UnsetType = msgspec.UNSET  # the user in whose quotas it counts; UNSET: in none
+
+    @property
+    def maker(self) -> str:
+        """The user in whose quotas it counts; empty: in none."""
+        return self.made_by if isinstance(self.made_by, str) else ""
 
 
 class AppendRun(NamedTuple):

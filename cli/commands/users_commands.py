@@ -12,6 +12,7 @@ from qb.core.rights.principals import Principal
 from qb.core.rights.users_file import (
     QUOTAS,
     BadWord,
+    UsersFile,
     UsersFileError,
     hash_of,
     line_of,
@@ -32,9 +33,9 @@ def _file(args: argparse.Namespace) -> str:
     return path
 
 
-def _users(path: str, *, may_be_missing: bool = False) -> dict[str, Principal]:
+def _known_file(path: str, *, may_be_missing: bool = False) -> UsersFile:
     try:
-        return {} if may_be_missing and not os.path.exists(path) else read_users(path)
+        return UsersFile({}) if may_be_missing and not os.path.exists(path) else read_users(path)
     except UsersFileError as error:
         raise CommandFailed(str(error)) from None
 
@@ -65,7 +66,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add(args: argparse.Namespace) -> Outcome:
     path = _file(args)
-    users = _users(path, may_be_missing=True)
+    users, addresses = _known_file(path, may_be_missing=True)
     if args.name in users:
         raise CommandFailed(f"user {args.name!r} is in {path} already; remove or rotate it")
     needs_token = args.cert is None and args.name != "anonymous"
@@ -78,7 +79,7 @@ def _add(args: argparse.Namespace) -> Outcome:
         users[args.name] = parse_user(["user", args.name, *credential, *args.allow, *args.limit])
     except BadWord as error:
         raise UsageError(str(error)) from None
-    write_users(path, users.values())
+    write_users(path, users.values(), addresses)
     return _shown_once(args.name, token, f"user {args.name} is in {path}; {RELOAD}")
 
 
@@ -89,7 +90,7 @@ def _shown_once(name: str, token: str | None, text: str) -> Outcome:
 
 
 def _list(args: argparse.Namespace) -> Outcome:
-    users = _users(_file(args)).values()
+    users = _known_file(_file(args)).users.values()
     rows = [
         {
             "name": user.name,
@@ -109,23 +110,23 @@ def _rotate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _rotate(args: argparse.Namespace) -> Outcome:
     path = _file(args)
-    users = _users(path)
+    users, addresses = _known_file(path)
     user = _known(users, args.name, path)
     if not user.tokens:
         raise CommandFailed(f"user {args.name!r} has no token: it logs in by its certificate, or is anonymous")
     token = make_token()
     kept = user.tokens[:1] if args.keep_old else ()
     users[args.name] = msgspec.structs.replace(user, tokens=(hash_of(token), *kept))
-    write_users(path, users.values())
+    write_users(path, users.values(), addresses)
     return _shown_once(args.name, token, f"user {args.name} has a new token; {RELOAD}")
 
 
 def _remove(args: argparse.Namespace) -> Outcome:
     path = _file(args)
-    users = _users(path)
+    users, addresses = _known_file(path)
     _known(users, args.name, path)
     del users[args.name]
-    write_users(path, users.values())
+    write_users(path, users.values(), addresses)
     return Outcome({"name": args.name, "removed": True}, f"user {args.name} is removed from {path}; {RELOAD}")
 
 

@@ -7,10 +7,11 @@
 | the partition: as wanted, by key, or by turn | `route` |
 | names of properties, sizes | `_encode`, `admit_staged`, and for PUBLISH frames `doors/binary/server_connection.py` |
 | a log that takes nothing: damaged, poisoned, deleted, shutting down | `append` |
+| how much the topics of a user may hold | `topic`, by `core/broker/storage_use.py` |
 | publish numbers of idempotent producers | `core/broker/numbered_publishes.py` |
 
-A decision is made once for a run of messages that follow each other, never for each of them: so the rights and quotas
-of a peer belong into `topic`, which each run passes once.
+A decision is made once for a run of messages that follow each other, never for each of them. A door has checked the
+rights of its peer before.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from zlib import crc32
 import trio
 
 from qb.core.broker.outgoing_messages import BadBatchMessage, OutgoingMessage, PartitionBatch, StoredReceipt
+from qb.core.broker.storage_use import StorageUse
 from qb.core.pacing import MOST_AT_ONCE, must_give_way, portions, spend
 from qb.core.settings import ServerSettings
 from qb.core.wire.clock import now_ms
@@ -44,9 +46,14 @@ class AppendService:
     """Stores messages. All methods belong to the event loop's thread."""
 
     def __init__(
-        self, engine: Engine, settings: ServerSettings, create_topic: Callable[[str], Awaitable[None]]
+        self,
+        engine: Engine,
+        settings: ServerSettings,
+        create_topic: Callable[[str, str], Awaitable[None]],
+        storage_use: StorageUse,
     ) -> None:
-        """`create_topic` makes a topic unless it exists; raises BrokerError."""
+        """`create_topic` makes a topic of a user unless it exists; raises BrokerError."""
+        self._storage_use = storage_use
         self.durability = engine.durability  # what a receipt promises
         self._engine = engine
         self._settings = settings
@@ -58,27 +65,30 @@ class AppendService:
     def topic(self, name: str, *, by_broker: bool = False) -> Topic:
         """Return a topic for messages of a peer, or of the broker itself, to be appended to.
 
-        Raises UnknownTopic, BadName if it cannot be a name, BadRequest for one that only the broker writes.
+        Raises UnknownTopic, BadName if it cannot be a name, BadRequest for one that only the broker writes,
+        QuotaExceeded if it may hold no more.
         """
         if name.endswith(DEAD_LETTERS) and not by_broker:
             raise BadRequest(f"only the broker writes to {name[:80]!r}, for dead letters; publish to another topic")
         known = self._engine.topics().get(name)
         if known is None:
             raise UnknownTopic(check_name("topic", name))
+        if self._storage_use.is_limited:
+            self._storage_use.check(known)
         return known
 
     def may_create(self, name: str) -> bool:
         """Say whether a topic is missing and is made by the first message for it."""
         return self._settings.auto_create_topics and name not in self._engine.topics()
 
-    async def open_topic(self, name: str, *, by_broker: bool = False) -> Topic:
-        """Return a topic as topic() does, made if it is missing and may be. Raises BrokerError."""
+    async def open_topic(self, name: str, *, made_by: str = "", by_broker: bool = False) -> Topic:
+        """Return a topic as topic() does, made for a user if it is missing and may be. Raises BrokerError."""
         try:
             return self.topic(name, by_broker=by_broker)
         except UnknownTopic:
             if not self.may_create(name):
                 raise
-        await self._create_topic(name)
+        await self._create_topic(name, made_by)
         return self.topic(name, by_broker=by_broker)
 
     def route(self, name: str, partition: int | None, key: str | None) -> AppendTarget:
@@ -111,6 +121,8 @@ class AppendService:
         `done` is called with what became of it: before this returns if the log takes nothing, else when storage has
         finished a step of its own. `lags` as for the log.
         """
+        if self._storage_use.is_limited:
+            self._storage_use.stored(log.topic, len(run.data))
         try:
             log.append(run, done, lags=lags)
         except BrokerError as error:
@@ -143,15 +155,17 @@ class AppendService:
         timestamp_ms: int,
         *,
         wait: bool = True,
+        made_by: str = "",
         by_broker: bool = False,
     ) -> list[StoredReceipt | BrokerError]:
         """Store messages, all of that time, and return for each where it is or why it is not, when they are durable.
 
         Those of one partition are kept as a whole or not at all. Without `wait`, returns when the logs have taken them:
-        the receipts then promise nothing. Raises BrokerError, BadBatchMessage; then nothing was kept.
+        the receipts then promise nothing. A topic that is missing may be made, for the user `made_by`. Raises
+        BrokerError, BadBatchMessage; then nothing was kept.
         """
         check_timestamp(timestamp_ms)
-        opened = await self.open_topic(topic, by_broker=by_broker)
+        opened = await self.open_topic(topic, made_by=made_by, by_broker=by_broker)
         batches = await self._gather(opened, messages, timestamp_ms)
         for batch in batches:
             await batch.log.wait_for_room()
@@ -198,12 +212,14 @@ class AppendService:
 
     # Messages of transactions
 
-    async def admit_staged(self, topic: str, frame: bytes, body_at: int) -> int:
+    async def admit_staged(self, topic: str, frame: bytes, body_at: int, made_by: str = "") -> int:
         """Check the messages in the body of a STAGE frame and return how many there are.
+
+        A topic that is missing may be made, for the user `made_by`.
 
         Raises BadRequest unless each is as a publish to this topic would have to be, and as open_topic().
         """
-        await self.open_topic(topic)
+        await self.open_topic(topic, made_by=made_by)
         count = in_this_step = 0
         at = body_at
         while at < len(frame):

@@ -12,6 +12,7 @@ from qb.core.broker.broker_metrics import BrokerMetrics
 from qb.core.broker.fetching import FetchLimits, Turn, fetch
 from qb.core.broker.producer_secrets import ProducerSecrets
 from qb.core.broker.producers import Producers
+from qb.core.broker.storage_use import StorageUse
 from qb.core.broker.topic_registry import TopicRegistry
 from qb.core.groups.group_manager import GroupManager
 from qb.core.push.subscription_manager import SubscriptionManager
@@ -35,19 +36,20 @@ class MessageBroker:
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self.engine = engine
         self.settings = settings
-        self.appends = AppendService(engine, settings.server, self._ensure_topic)
+        users = KnownUsers(settings.security.users_file)
+        self.storage_use = StorageUse(engine, users)
+        self.appends = AppendService(engine, settings.server, self._ensure_topic, self.storage_use)
         # First: it holds what readers may not see yet.
         self.transactions = TransactionManager(engine, settings.server, self.appends.append)
         self.producers = Producers()
         self.producer_secrets = ProducerSecrets(engine.metadata)
         self.subscriptions = SubscriptionManager(
-            engine, settings.server, self._ensure_topic, self.appends.store_dead_letter
+            engine, settings.server, self._ensure_topic, self.appends.store_dead_letter, users
         )
         self.groups = GroupManager(engine, settings.server)
         self.topics = TopicRegistry(
-            engine, settings.server, self.subscriptions, self.groups, self.appends.topic_deleted
+            engine, settings.server, self.subscriptions, self.groups, self.appends.topic_deleted, users
         )
-        users = KnownUsers(settings.security.users_file)
         self.access = Access(users, self._owners(), Audit(settings.security.audit_file), self._topic_of)
         self.metrics = BrokerMetrics()
         self.connections = 0
@@ -84,9 +86,10 @@ class MessageBroker:
             keepers.start_soon(self.subscriptions.deliveries.run)
             keepers.start_soon(keep_running, "consumer groups", self.groups.run)
             keepers.start_soon(self.transactions.run)
+            keepers.start_soon(keep_running, "measuring of storage", self.storage_use.run)
 
-    async def _ensure_topic(self, topic: str) -> None:
-        await self.topics.ensure(topic)
+    async def _ensure_topic(self, topic: str, made_by: str) -> None:
+        await self.topics.ensure(topic, made_by)
 
     async def server_info(self) -> dict[str, Any]:
         """Return the version, the uptime and the size of this broker."""

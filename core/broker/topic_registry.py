@@ -11,6 +11,7 @@ import trio
 from qb.core.groups.group_manager import GroupManager
 from qb.core.pacing import portions, spend
 from qb.core.push.subscription_manager import SubscriptionManager
+from qb.core.rights.known_users import KnownUsers
 from qb.core.settings import ServerSettings
 from qb.core.wire.clock import now_ms
 from qb.core.wire.errors import BadRequest, LimitReached, TopicExists, UnknownPartition, UnknownTopic
@@ -31,6 +32,7 @@ class TopicRegistry:
         subscriptions: SubscriptionManager,
         groups: GroupManager,
         deleted: Callable[[str], None],
+        users: KnownUsers,
     ) -> None:
         """`deleted` is called with the name of each topic that was deleted."""
         self._engine = engine
@@ -38,6 +40,7 @@ class TopicRegistry:
         self._subscriptions = subscriptions
         self._groups = groups
         self._deleted = deleted
+        self._users = users
         self._growing = trio.Lock()  # held while a topic is created or grows, so that the limits are exact
 
     # Finding
@@ -68,6 +71,7 @@ class TopicRegistry:
         partitions: int = 1,
         retention_hours: float | None = None,
         retention_bytes: int | None = None,
+        made_by: str = "",
     ) -> Topic:
         """Create a topic; returns when it is durable.
 
@@ -76,8 +80,9 @@ class TopicRegistry:
             partitions: How many logs it has, from 1 to `max_partitions`.
             retention_hours: How long messages are kept; 0: for ever; None: as the broker is set.
             retention_bytes: How much of each partition is kept; 0: all; None: as the broker is set.
+            made_by: The user in whose quotas it counts; empty: in none.
 
-        Raises BadName, BadRequest, TopicExists, LimitReached, DiskFull.
+        Raises BadName, BadRequest, TopicExists, LimitReached, QuotaExceeded, DiskFull.
         """
         check_name("topic", topic)
         most = self._settings.max_partitions
@@ -92,26 +97,28 @@ class TopicRegistry:
             retention_hours=retention_hours,
             retention_bytes=retention_bytes,
             created_ms=now_ms(),
+            made_by=made_by or msgspec.UNSET,
         )
         async with self._growing:
             if topic in self._engine.topics():
                 raise TopicExists(topic)
-            self._check_room(topics=1, partitions=partitions)
+            self._check_room(made_by, topics=1, partitions=partitions)
             made = await self._engine.create_topic(wanted)
         self._groups.topic_changed(topic, partitions)
         return made
 
-    async def ensure(self, topic: str) -> None:
+    async def ensure(self, topic: str, made_by: str = "") -> None:
         """Create a topic with one partition unless it exists. Raises as create() does."""
         try:
-            await self.create(topic)
+            await self.create(topic, made_by=made_by)
         except TopicExists:
             pass
 
     async def add_partitions(self, topic: str, partitions: int) -> Topic:
         """Give a topic that many partitions in all; returns when they are durable.
 
-        Raises UnknownTopic, LimitReached, DiskFull, BadRequest for fewer than it has.
+        They count in the quotas of the user that has made the topic. Raises UnknownTopic, LimitReached, QuotaExceeded,
+        DiskFull, BadRequest for fewer than it has.
         """
         async with self._growing:
             known, most = self.get(topic), self._settings.max_partitions
@@ -120,15 +127,15 @@ class TopicRegistry:
                     f"topic {topic!r} has {known.partitions} partitions; it can have more, up to {most}, "
                     "but never fewer"
                 )
-            self._check_room(partitions=partitions - known.partitions)
+            self._check_room(known.maker, partitions=partitions - known.partitions)
             self._subscriptions.check_growth(topic, partitions - known.partitions)
             grown = await self._engine.add_partitions(topic, partitions)
         self._subscriptions.partitions_added(topic)
         self._groups.topic_changed(topic, grown.partitions)
         return grown
 
-    def _check_room(self, topics: int = 0, partitions: int = 0) -> None:
-        """Raises LimitReached if the broker would have more than its settings allow."""
+    def _check_room(self, made_by: str, topics: int = 0, partitions: int = 0) -> None:
+        """Raises LimitReached, or QuotaExceeded for the user, if there would be more than they may have."""
         known, settings = self._engine.topics(), self._settings
         if topics and len(known) + topics > settings.max_topics:
             raise LimitReached(f"the broker has {len(known)} topics", settings.max_topics, "QB_MAX_TOPICS")
@@ -139,6 +146,11 @@ class TopicRegistry:
                 settings.max_partitions_in_all,
                 "QB_MAX_PARTITIONS_IN_ALL",
             )
+        if made_by:
+            made = [topic for topic in known.values() if topic.maker == made_by]
+            allowance = self._users.of_user(made_by)
+            allowance.check("topics", len(made), topics)
+            allowance.check("partitions", sum(topic.partitions for topic in made), partitions)
 
     async def delete(self, topic: str, if_unused: bool = False) -> dict[str, Any]:
         """Remove a topic with its messages and subscriptions. Raises UnknownTopic.
@@ -181,7 +193,7 @@ class TopicRegistry:
 
 def _described(topic: Topic, logs: list[LogState]) -> dict[str, Any]:
     return {
-        **msgspec.structs.asdict(topic),
+        **msgspec.to_builtins(topic),
         "messages": sum(log.next_offset - log.first_offset for log in logs),
         "bytes": sum(log.bytes for log in logs),
         "logs": logs,

@@ -64,11 +64,19 @@ class ActiveSubscription:
     """A subscription in service: its state, its logs, and where its subscribers are reached."""
 
     def __init__(
-        self, name: str, topic: str, created_ms: int, subscription: Subscription, logs: Mapping[int, PartitionLog]
+        self,
+        name: str,
+        topic: str,
+        created_ms: int,
+        subscription: Subscription,
+        logs: Mapping[int, PartitionLog],
+        made_by: str = "",
     ) -> None:
+        """`made_by` is the user in whose quotas it counts; empty: in none."""
         self.name = name
         self.topic = topic
         self.created_ms = created_ms
+        self.made_by = made_by
         self.subscription = subscription
         self.logs = logs  # replaced as a whole, never changed: it may be iterated over while others run
         self.sinks: dict[str, DeliverySink] = {}

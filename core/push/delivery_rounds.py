@@ -10,7 +10,7 @@ state.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import TypeVar
@@ -23,11 +23,13 @@ from qb.core.push.cursor_saver import CursorSaver
 from qb.core.push.delivery_sinks import DeliverySink, PushedRun
 from qb.core.push.serving_turns import ServingTurns
 from qb.core.push.stored_slices import Frames, collect, collect_recent, keys_of
+from qb.core.push.window_shares import WindowShares
+from qb.core.rights.quotas import Allowance
 from qb.core.subscriptions.messages.deadlines import NEVER, Deadlines
 from qb.core.subscriptions.push_decisions import DeadLetterDecision, Decision, PushDecision
 from qb.core.subscriptions.subscription_options import SubscriptionMode
 from qb.core.wire.clock import now_ms
-from qb.core.wire.errors import BrokerError, OffsetOutOfRange
+from qb.core.wire.errors import BrokerError, OffsetOutOfRange, QuotaExceeded
 from qb.storage.engine import Metadata, PartitionLog, StoredChunk
 from qb.storage.faults import keep_running
 from qb.storage.measures import SECONDS, Histogram
@@ -53,6 +55,7 @@ class DeliveryRounds:
         self._turns = ServingTurns()
         self._tasks: dict[ActiveSubscription, None] = {}  # those that a task is to serve, in this order
         self._deadlines: Deadlines[ActiveSubscription] = Deadlines()
+        self._shares = WindowShares(self.serve_soon)
         self.deliver_seconds = Histogram(SECONDS)  # from a message's timestamp to its first push; the first of a run
 
     def __iter__(self) -> Iterator[ActiveSubscription]:
@@ -78,6 +81,7 @@ class DeliveryRounds:
         self._turns.discard(active)
         del self._active[active.name]
         for sink in list(active.sinks.values()):
+            self._shares.leave(active, sink)
             sink.removed(active.name, reason)
         active.sinks.clear()
         self._watch_logs(active)
@@ -93,9 +97,24 @@ class DeliveryRounds:
         self.read_again(active, new)
         self.serve_soon(active)
 
-    def join(self, active: ActiveSubscription, sink: DeliverySink, window: int | None, announces: bool) -> None:
-        """Let a subscriber take part. Raises SubscriptionBusy, BadRequest."""
+    def join(
+        self,
+        active: ActiveSubscription,
+        sink: DeliverySink,
+        window: int | None,
+        announces: bool,
+        allowances: Sequence[Allowance] = (),
+    ) -> None:
+        """Let a subscriber take part, with its share of the allowances.
+
+        Raises SubscriptionBusy, BadRequest, QuotaExceeded.
+        """
         active.subscription.join(sink.name, window, announces)
+        try:
+            self._shares.join(active, sink, allowances)
+        except QuotaExceeded:
+            active.subscription.leave(sink.name)
+            raise
         active.sinks[sink.name] = sink
         self._watch_logs(active)
         self.serve_soon(active)
@@ -104,6 +123,7 @@ class DeliveryRounds:
         """A subscriber leaves or has died; the messages that it held go to the others."""
         if active.sinks.pop(sink.name, None) is None:
             return
+        self._shares.leave(active, sink)
         self._watch_logs(active)
         if died:
             active.subscription.died(sink.name, trio.current_time())

@@ -31,6 +31,7 @@ class SavedSubscription(NamedTuple):
     topic: str
     created_ms: int
     snapshot: SubscriptionSnapshot
+    made_by: str
 
 
 def load(metadata: Metadata) -> Iterator[SavedSubscription]:
@@ -47,12 +48,13 @@ def load(metadata: Metadata) -> Iterator[SavedSubscription]:
         name, made = key.partition("/")[2], entry.value
         snapshot = msgspec.convert(made["snapshot"], SubscriptionSnapshot)
         whole = merged(snapshot, heads.get(name), cursors.get(name, ()))
-        yield SavedSubscription(name, made["topic"], made["created_ms"], whole)
+        yield SavedSubscription(name, made["topic"], made["created_ms"], whole, made.get("made_by", ""))
 
 
-def value_of(topic: str, created_ms: int, snapshot: SubscriptionSnapshot) -> dict[str, Any]:
+def value_of(topic: str, created_ms: int, snapshot: SubscriptionSnapshot, made_by: str) -> dict[str, Any]:
     """Return the value of a new subscription, to be stored under key_of()."""
-    return {"topic": topic, "created_ms": created_ms, "snapshot": msgspec.to_builtins(snapshot)}
+    value = {"topic": topic, "created_ms": created_ms, "snapshot": msgspec.to_builtins(snapshot)}
+    return {**value, "made_by": made_by} if made_by else value
 
 
 def changed(name: str, changes: SnapshotChanges) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from qb.core.push.delivery_rounds import DeliveryRounds
 from qb.core.push.kept_cursors import KeptCursors
 from qb.core.push.saved_subscriptions import all_keys, key_of, load, value_of
 from qb.core.push.subscription_listing import description_of, summaries_of, summary_of, totals_of
+from qb.core.rights.known_users import KnownUsers
 from qb.core.settings import ServerSettings
 from qb.core.subscriptions.push_decisions import DeadLetterDecision
 from qb.core.subscriptions.subscription import Subscription
@@ -40,7 +41,7 @@ log = logging.getLogger("qb.subscriptions")
 ALL = 1_000_000  # letters that one retry or purge finds
 NAMED = 10_000  # letters that one of them names
 
-MakeTopic = Callable[[str], Awaitable[None]]  # unless it exists
+MakeTopic = Callable[[str, str], Awaitable[None]]  # unless it exists; its name, and the user that it counts for
 # AppendService.store_dead_letter(): topic, body, key, properties.
 Store = Callable[[str, bytes, str | None, Mapping[str, str]], Awaitable[object]]
 
@@ -48,8 +49,11 @@ Store = Callable[[str, bytes, str | None, Mapping[str, str]], Awaitable[object]]
 class SubscriptionManager:
     """Every subscription of the broker."""
 
-    def __init__(self, engine: Engine, settings: ServerSettings, make_topic: MakeTopic, store: Store) -> None:
+    def __init__(
+        self, engine: Engine, settings: ServerSettings, make_topic: MakeTopic, store: Store, users: KnownUsers
+    ) -> None:
         self._engine = engine
+        self._users = users
         self._most, self._most_cursors = settings.max_subscriptions, settings.max_cursors
         self._make_topic = make_topic
         self._store = store
@@ -69,7 +73,9 @@ class SubscriptionManager:
             restored = Subscription.restore(saved.name, saved.snapshot, trio.current_time(), random.Random())
             for partition in logs.keys() - set(known):
                 restored.add_partition(partition, 0)  # it was added, and the broker stopped before this was saved
-            self.deliveries.add(ActiveSubscription(saved.name, saved.topic, saved.created_ms, restored, logs))
+            self.deliveries.add(
+                ActiveSubscription(saved.name, saved.topic, saved.created_ms, restored, logs, saved.made_by)
+            )
             self._kept_cursors.add(len(logs))
 
     def _forget(self, name: str, topic: str, partitions: list[int]) -> None:
@@ -99,10 +105,12 @@ class SubscriptionManager:
         topic: str,
         start_offset: int | str = 0,
         options: Mapping[str, Any] | None = None,
+        made_by: str = "",
     ) -> dict[str, Any]:
         """Make a subscription; returns when it is durable. The same one again is no error.
 
-        Raises BadName, BadRequest, UnknownTopic, LimitReached, SubscriptionExists if it exists and differs.
+        It counts in the quotas of the user `made_by`. Raises BadName, BadRequest, UnknownTopic, LimitReached,
+        QuotaExceeded, SubscriptionExists if it exists and differs.
         """
         check_name("subscription", subscription_id)
         wanted = parse_options(options or {})
@@ -114,10 +122,10 @@ class SubscriptionManager:
             if known is not None:
                 return self._same(known, topic, wanted)
             check_subscription(subscription_id)
-            self._check_room(len(logs))
+            self._check_room(made_by, len(logs))
             starts = {partition: await resolve(log, start_offset) for partition, log in logs.items()}
             made = Subscription(subscription_id, wanted, starts, random.Random())
-            return await self._add(ActiveSubscription(subscription_id, topic, now_ms(), made, logs))
+            return await self._add(ActiveSubscription(subscription_id, topic, now_ms(), made, logs, made_by))
 
     def _same(self, known: ActiveSubscription, topic: str, wanted: SubscriptionOptions) -> dict[str, Any]:
         if known.topic != topic or known.subscription.options != wanted:
@@ -130,24 +138,27 @@ class SubscriptionManager:
     async def _add(self, active: ActiveSubscription) -> dict[str, Any]:
         """Put a new one into service, durably; to be called with the lock held, so that its topic stays.
 
-        Raises LimitReached.
+        Raises LimitReached, QuotaExceeded.
         """
-        self._check_room(len(active.logs))
+        self._check_room(active.made_by, len(active.logs))
         with trio.CancelScope(shield=True):  # it is made as a whole, even if the caller is cancelled
-            value = value_of(active.topic, active.created_ms, active.subscription.snapshot())
+            value = value_of(active.topic, active.created_ms, active.subscription.snapshot(), active.made_by)
             await self._engine.metadata.put(key_of(active.name), value)
         self.deliveries.add(active)
         self.deliveries.add_partitions(active, self._logs(active.topic))  # the topic may have grown meanwhile
         self._kept_cursors.add(len(active.logs))
         return summary_of(active)
 
-    def _check_room(self, cursors: int) -> None:
-        """Raises LimitReached if there is no room for one more subscription on so many partitions."""
+    def _check_room(self, made_by: str, cursors: int) -> None:
+        """Raises LimitReached, QuotaExceeded if there is no room for one more subscription on so many partitions."""
         if len(self.deliveries) >= self._most:
             raise LimitReached(
                 f"the broker has {len(self.deliveries)} subscriptions", self._most, "QB_MAX_SUBSCRIPTIONS"
             )
         self._check_cursors(cursors)
+        if made_by:
+            made = sum(active.made_by == made_by for active in self.deliveries)
+            self._users.of_user(made_by).check("subscriptions", made)
 
     def check_growth(self, topic: str, partitions: int) -> None:
         """Raises LimitReached if the subscriptions of a topic cannot have so many partitions more each."""
@@ -194,7 +205,7 @@ class SubscriptionManager:
             self._kept_cursors.add(len(logs) - len(active.logs))
             self.deliveries.add_partitions(active, logs)
 
-    async def fork(self, subscription_id: str, new_id: str) -> dict[str, Any]:
+    async def fork(self, subscription_id: str, new_id: str, made_by: str = "") -> dict[str, Any]:
         """Make a subscription that stands exactly where another one stands. Raises SubscriptionExists, BadName."""
         check_subscription(new_id)
         async with self._changing:
@@ -203,7 +214,7 @@ class SubscriptionManager:
                 raise SubscriptionExists(f"subscription {new_id!r} exists already")
             snapshot = source.subscription.copy().forked()
             forked = Subscription.restore(new_id, snapshot, trio.current_time(), random.Random())
-            return await self._add(ActiveSubscription(new_id, source.topic, now_ms(), forked, source.logs))
+            return await self._add(ActiveSubscription(new_id, source.topic, now_ms(), forked, source.logs, made_by))
 
     # Looking
 
@@ -294,7 +305,7 @@ class SubscriptionManager:
         if target not in self._engine.topics():
             async with self._changing:
                 active.check_in_service()
-                await self._make_topic(target)
+                await self._make_topic(target, active.made_by)
         await self._store(target, message.body, message.properties.get("key"), properties)
 
     async def dead_letters(self, subscription_id: str, max: int = 100) -> list[DeadLetterView]:

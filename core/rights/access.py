@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from qb.core.rights.audit import Audit
 from qb.core.rights.known_users import KnownUsers
 from qb.core.rights.log_in_pace import LogInPace
-from qb.core.rights.needs import Needs, TopicOf, check
+from qb.core.rights.needs import Needs, Owned, TopicOf, check
 from qb.core.rights.owners import Owners
 from qb.core.rights.principals import Principal
 from qb.core.wire.errors import REPLIES, BrokerError
@@ -28,18 +28,18 @@ class Access:
         """
         try:
             check(principal, needs, arguments, self._topic_of)
-            if needs.owns and self.users.enabled:
-                self._claim(principal, needs, arguments)
+            if needs.owns is not None and self.users.enabled:
+                self._claim(principal, needs.owns, arguments)
         except BrokerError as error:
             self._note(principal, needs, arguments, about, REPLIES[type(error)].code)
             raise
         if needs.is_administrative:
             self._note(principal, needs, arguments, about, "allowed")
 
-    def _claim(self, principal: Principal, needs: Needs, arguments: object) -> None:
-        values = [_field(arguments, name) for name in needs.owns]
+    def _claim(self, principal: Principal, owned: Owned, arguments: object) -> None:
+        values = [_field(arguments, name) for name in owned.fields]
         if all(value is not None for value in values):
-            self.owners.claim(needs.owns[-1], "/".join(map(str, values)), principal)
+            self.owners.claim(owned.kind, "/".join(map(str, values)), principal)
 
     def _note(
         self, principal: Principal, needs: Needs, arguments: object, about: tuple[str, str, str], outcome: str

@@ -1,13 +1,15 @@
-"""The users in force: who a token or a certificate belongs to, read again on request."""
+"""The users in force: who a token or a certificate belongs to, and what users and addresses may use together."""
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Mapping
-from weakref import WeakSet
+from collections.abc import Callable
+from weakref import WeakSet, WeakValueDictionary
 
-from qb.core.rights.principals import ANONYMOUS, STRANGER, UNRESTRICTED, Principal
-from qb.core.rights.users_file import hash_of, read_users
+from qb.core.rights.address_quotas import UNLIMITED, quotas_of, source_of
+from qb.core.rights.principals import ANONYMOUS, STRANGER, UNRESTRICTED, Principal, Quotas
+from qb.core.rights.quotas import Allowance
+from qb.core.rights.users_file import UsersFile, hash_of, read_users
 from qb.core.wire.errors import Unauthenticated
 
 HOW_TO_LOG_IN = "frames: token in HELLO; JSON lines: a first line of type auth; HTTP: Authorization: Bearer"
@@ -22,58 +24,92 @@ class LoggedIn:
 
 
 class KnownUsers:
-    """The users of a broker. Without a file, each peer is UNRESTRICTED."""
+    """The users of a broker. Without any, each peer is UNRESTRICTED.
 
-    def __init__(self, path: str = "") -> None:
-        """Raises UsersFileError."""
+    They come from a file. What decides here does not know that: replace() takes users from anywhere.
+    """
+
+    def __init__(self, path: str = "", known: UsersFile | None = None) -> None:
+        """Raises UsersFileError if there is a file and it cannot be used."""
         self._path = path
-        self._users: Mapping[str, Principal] = read_users(path) if path else {}
+        self.enabled = bool(path) or known is not None  # are there users at all?
+        self._known = UsersFile({})
+        self.limits_storage = False  # is there a user with a limit on what its topics hold?
         self._connections: WeakSet[LoggedIn] = WeakSet()
-
-    @property
-    def enabled(self) -> bool:
-        """Is there a users file?"""
-        return bool(self._path)
+        self._allowances: WeakValueDictionary[str, Allowance] = WeakValueDictionary()
+        self.replace(read_users(path) if path else known or UsersFile({}))
 
     def reload(self) -> int:
-        """Read the file again and return how many users there are.
+        """Read the file again, as replace() does, and return how many users there are.
 
-        Connections of users that have changed are notified. Raises UsersFileError; then the users stay as they were.
+        Raises UsersFileError; then the users stay as they were.
         """
-        self._users = read_users(self._path) if self._path else {}
+        if self._path:
+            self.replace(read_users(self._path))
+        return len(self._known.users)
+
+    def replace(self, known: UsersFile) -> None:
+        """Have these users from now on. Connections of users that have changed are notified."""
+        self._known = known
+        self.limits_storage = any(user.quotas.storage is not None for user in known.users.values())
+        for key, allowance in list(self._allowances.items()):
+            allowance.change(self._quotas(key))
         for connection in list(self._connections):
-            now = self._current(connection.principal)
-            if now != connection.principal:
+            if self._current(connection.principal) != connection.principal:
                 connection.changed()
-        return len(self._users)
 
     def _current(self, principal: Principal) -> Principal:
-        return self._users.get(principal.name, STRANGER) if self.enabled else principal
+        return self._known.users.get(principal.name, STRANGER) if self.enabled else principal
 
     def watch(self, connection: LoggedIn) -> None:
         """Call its `changed` when its user changes, for as long as it is referred to elsewhere."""
         if self.enabled:
             self._connections.add(connection)
 
+    # Who it is
+
     def without_token(self, common_name: str | None = None) -> Principal:
         """Return who a peer is before it logs in: the user of its certificate, else `anonymous`."""
         if not self.enabled:
             return UNRESTRICTED
         if common_name is not None:
-            for user in self._users.values():
+            for user in self._known.users.values():
                 if user.certificate == common_name:
                     return user
-        return self._users.get(ANONYMOUS, STRANGER)
+        return self._known.users.get(ANONYMOUS, STRANGER)
 
     def with_token(self, token: str) -> Principal:
         """Return the user of a token, found in a time that does not depend on it. Raises Unauthenticated."""
         if not self.enabled:
             return UNRESTRICTED
         given, found = hash_of(token), None
-        for user in self._users.values():
+        for user in self._known.users.values():
             for stored in user.tokens:
                 if hmac.compare_digest(stored, given):
                     found = user
         if found is None:
             raise Unauthenticated("this token is of no user; the operator makes one: qb users add, qb users rotate")
         return found
+
+    # How much it may use
+
+    def of_user(self, name: str) -> Allowance:
+        """Return what all connections of a user share. One that is not known has no limits."""
+        return self._allowance(f"user {name!r}")
+
+    def of_address(self, host: str) -> Allowance:
+        """Return what all connections from an address share."""
+        return self._allowance(f"address {source_of(host)[0]}")
+
+    def _allowance(self, whose: str) -> Allowance:
+        found = self._allowances.get(whose)
+        if found is None:
+            found = self._allowances[whose] = Allowance(whose, self._quotas(whose))
+        return found
+
+    def _quotas(self, whose: str) -> Quotas:
+        kind, _, name = whose.partition(" ")
+        if kind == "address":
+            return quotas_of(self._known.addresses, name)
+        user = self._known.users.get(name[1:-1])
+        return UNLIMITED if user is None else user.quotas

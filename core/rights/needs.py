@@ -42,19 +42,26 @@ class NamedNeed(NamedTuple):
 
     verbs: tuple[Verb, ...]
     thing: Thing
-    field: str
+    field: str  # `a.b`: the field b of the field a
     creates: bool = False  # the name need not be there, so its absence is no secret
     topic_verbs: tuple[Verb, ...] = ()  # one of these on the topic of the subscription
 
     def names(self, arguments: object) -> Iterator[str]:
         """Return the names that a request has in the field; none if it has no such field."""
-        found: Any = (
-            arguments.get(self.field) if isinstance(arguments, Mapping) else getattr(arguments, self.field, None)
-        )
+        found: Any = arguments
+        for part in self.field.split("."):
+            found = found.get(part) if isinstance(found, Mapping) else getattr(found, part, None)
         for each in found if isinstance(found, list) else [found]:
             name = each if isinstance(each, str) else getattr(each, "topic", None)
             if name is not None:
                 yield name
+
+
+class Owned(NamedTuple):
+    """What belongs to the user that used it first: its kind, the same for all doors, and the fields that name it."""
+
+    kind: str
+    fields: tuple[str, ...]
 
 
 class Needs(NamedTuple):
@@ -65,7 +72,7 @@ class Needs(NamedTuple):
     is_admin: bool = False
     somewhere: Verb | None = None  # on any name
     everywhere: Verb | None = None  # on all names
-    owns: tuple[str, ...] = ()  # fields that name what belongs to the user that used it first
+    owns: Owned | None = None
 
     @property
     def is_administrative(self) -> bool:
@@ -124,9 +131,12 @@ def manage_subscription(field: str = "subscription_id") -> Needs:
     return Needs((NamedNeed((Verb.MANAGE,), Thing.SUBSCRIPTION, field, topic_verbs=SEE_TOPIC),))
 
 
-def create_subscription(field: str = "subscription_id") -> Needs:
-    """To make a subscription."""
-    return Needs((NamedNeed((Verb.MANAGE,), Thing.SUBSCRIPTION, field, creates=True),))
+def create_subscription(field: str = "subscription_id", *, letters: str | None = None) -> Needs:
+    """To make a subscription, and to have the broker publish its dead letters to the topic that is chosen there."""
+    needs = [NamedNeed((Verb.MANAGE,), Thing.SUBSCRIPTION, field, creates=True)]
+    if letters is not None:
+        needs.append(NamedNeed((Verb.PUBLISH,), Thing.TOPIC, letters, creates=True))
+    return Needs(tuple(needs))
 
 
 def consume_group(field: str = "group") -> Needs:
@@ -146,10 +156,15 @@ def manage_group(field: str = "group") -> Needs:
 
 def transact() -> Needs:
     """To begin, commit or abort a transaction, which belongs to its user. Each topic is checked when it is staged."""
-    return Needs(somewhere=Verb.PUBLISH, owns=("transaction",))
+    return Needs(somewhere=Verb.PUBLISH, owns=Owned("transaction", ("transaction",)))
 
 
-def all_of(*needs: Needs, owns: tuple[str, ...] = ()) -> Needs:
+def member_of(group: str = "group", member: str = "member") -> Owned:
+    """Return what fields say which member of which group a request is about."""
+    return Owned("member", (group, member))
+
+
+def all_of(*needs: Needs, owns: Owned | None = None) -> Needs:
     """Return what needs all of these."""
     return Needs(names=tuple(name for each in needs for name in each.names), owns=owns)
 

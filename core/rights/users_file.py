@@ -1,4 +1,4 @@
-"""The users file: one line a user, read strictly and written atomically."""
+"""The users file: one line a user, or the quotas of an address; read strictly and written atomically."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from tempfile import NamedTemporaryFile
-from typing import Any
+from typing import Any, NamedTuple
 
+from qb.core.rights.address_quotas import OF_ADDRESSES, AddressQuotas
 from qb.core.rights.principals import ANONYMOUS, Principal, Quotas, Right, Verb
 from qb.core.wire.value_kinds import INTEGER, SIZE, Kind
 
@@ -35,6 +36,13 @@ QUOTAS: dict[str, Kind] = {
 }
 
 
+class UsersFile(NamedTuple):
+    """What a users file says."""
+
+    users: dict[str, Principal]  # by name
+    addresses: tuple[AddressQuotas, ...] = ()
+
+
 class UsersFileError(ValueError):
     """A users file that cannot be used: one sentence with the file, the line and the reason."""
 
@@ -53,8 +61,8 @@ def hash_of(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def read_users(path: str) -> dict[str, Principal]:
-    """Return the users of a file by name. Raises UsersFileError, also if others than its owner may open the file."""
+def read_users(path: str) -> UsersFile:
+    """Return what a file says. Raises UsersFileError, also if others than its owner may open the file."""
     try:
         with open(path, "rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -70,34 +78,72 @@ def read_users(path: str) -> dict[str, Principal]:
     return parse_users(data, path)
 
 
-def parse_users(data: bytes, path: str) -> dict[str, Principal]:
-    """Return the users in the text of a file by name. Raises UsersFileError."""
+def parse_users(data: bytes, path: str) -> UsersFile:
+    """Return what the text of a file says. Raises UsersFileError."""
     users: dict[str, Principal] = {}
+    addresses: dict[str, AddressQuotas] = {}
     credentials: dict[str, str] = {}
     for number, line in enumerate(data.split(b"\n"), 1):
         try:
             words = line.decode().split()
             if not words or words[0].startswith("#"):
                 continue
-            user = parse_user(words)
-            if user.name in users:
-                raise BadWord(f"there are two users with the name {user.name!r}")
-            for each in (*user.tokens, *([user.certificate] if user.certificate else [])):
-                if each in credentials:
-                    raise BadWord(f"{user.name!r} has a token or certificate that {credentials[each]!r} has too")
-                credentials[each] = user.name
+            if words[0] == "address":
+                address = parse_address_quotas(words)
+                _add_once(addresses, str(address.parsed), address, f"lines for address {address.network}")
+            else:
+                user = parse_user(words)
+                _add_once(users, user.name, user, f"users with the name {user.name!r}")
+                _note_credentials(credentials, user)
         except UnicodeDecodeError:
             raise UsersFileError(f"users file {path!r}, line {number}: it is not UTF-8") from None
         except BadWord as error:
             raise UsersFileError(f"users file {path!r}, line {number}: {error}") from None
-        users[user.name] = user
-    return users
+    return UsersFile(users, tuple(addresses.values()))
+
+
+def _add_once(known: dict[str, Any], key: str, value: object, what: str) -> None:
+    if key in known:
+        raise BadWord(f"there are two {what}")
+    known[key] = value
+
+
+def _note_credentials(credentials: dict[str, str], user: Principal) -> None:
+    for each in (*user.tokens, *([user.certificate] if user.certificate else [])):
+        if each in credentials:
+            raise BadWord(f"{user.name!r} has a token or certificate that {credentials[each]!r} has too")
+        credentials[each] = user.name
+
+
+def parse_address_quotas(words: list[str]) -> AddressQuotas:
+    """Return what the words of a line say of an address. Raises BadWord."""
+    if len(words) < 3:
+        raise BadWord("such a line is `address NETWORK` with quotas behind it, and * stands for each address")
+    quotas: dict[str, Any] = {}
+    for word in words[2:]:
+        key, _, value = word.partition(":")
+        if key not in OF_ADDRESSES or key in quotas:
+            raise BadWord(
+                f"{_short(word)} has no meaning here, or stands twice; an address has: {', '.join(OF_ADDRESSES)}"
+            )
+        quotas[key] = _quota(key, value)
+    address = AddressQuotas(words[1], Quotas(**quotas))
+    try:
+        network = address.parsed
+    except ValueError:
+        raise BadWord(f"{_short(words[1])} is no address, no network such as 10.0.0.0/8, and not *") from None
+    if network is not None and network.version == 6 and network.prefixlen > 64:
+        raise BadWord(f"{_short(words[1])}: a /64 of IPv6 counts as one address, so name one of at most 64 bits")
+    return address
 
 
 def parse_user(words: list[str]) -> Principal:
     """Return the user that the words of a line make. Raises BadWord."""
     if words[0] != "user" or len(words) < 2:
-        raise BadWord("a line is `user NAME` with its credentials and rights behind it, or a comment with # in front")
+        raise BadWord(
+            "a line is `user NAME` with its credentials and rights behind it, `address NETWORK` with its quotas, "
+            "or a comment with # in front"
+        )
     name = words[1]
     if not _NAME.match(name):
         raise BadWord(f"{_short(name)} is not a user's name: use 1 to 100 of A-Z a-z 0-9 . _ -")
@@ -173,17 +219,25 @@ def line_of(user: Principal) -> str:
     words = ["user", user.name, *(f"sha256:{each}" for each in user.tokens)]
     if user.certificate is not None:
         words.append(f"cert:CN={user.certificate}")
-    words += map(str, user.rights)
+    return " ".join([*words, *map(str, user.rights), *_words_of(user.quotas)])
+
+
+def line_of_address(address: AddressQuotas) -> str:
+    """Return the line that parse_address_quotas() reads as this."""
+    return " ".join(["address", address.network, *_words_of(address.quotas)])
+
+
+def _words_of(quotas: Quotas) -> Iterator[str]:
     for key, kind in QUOTAS.items():
-        value = getattr(user.quotas, key)
+        value = getattr(quotas, key)
         if value is not None:
-            words.append(f"{key}:{SIZE.show(value)}/s" if key == "rate" else f"{key}:{kind.show(value)}")
-    return " ".join(words)
+            yield f"{key}:{SIZE.show(value)}/s" if key == "rate" else f"{key}:{kind.show(value)}"
 
 
-def write_users(path: str, users: Iterable[Principal]) -> None:
+def write_users(path: str, users: Iterable[Principal], addresses: Iterable[AddressQuotas] = ()) -> None:
     """Replace a users file as a whole, with mode 0600. Comments of the old one are lost. Raises OSError."""
-    text = HEADER + "".join(f"{line_of(user)}\n" for user in users)
+    lines = [*map(line_of, users), *map(line_of_address, addresses)]
+    text = HEADER + "".join(f"{line}\n" for line in lines)
     directory = os.path.dirname(os.path.abspath(path))
     with NamedTemporaryFile("w", dir=directory, prefix=".users-", delete=False) as file:
         try:

@@ -203,6 +203,10 @@ class Subscription:
         """The subscriber's connection was lost. Raises NotJoined."""
         failures.died(self._state, name, now)
 
+    def limit(self, name: str, most: int | None) -> None:
+        """Let a subscriber have at most so many messages in flight; None: as its window says. Raises NotJoined."""
+        self._state.member(name).limit(most)
+
     def window(self, name: str) -> int:
         """Return how many messages may be in flight to a subscriber now. Raises NotJoined."""
         return self._state.member(name).window

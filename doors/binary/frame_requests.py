@@ -15,13 +15,12 @@ from qb.core.rights import needs
 from qb.core.rights.needs import ANY_USER, OPEN, Needs
 from qb.core.subscriptions.subscription_options import SubscriptionOptions
 from qb.core.wire.clock import now_ms
-from qb.core.wire.errors import BadRequest, BrokerError
+from qb.core.wire.errors import BadRequest, BrokerError, QuotaExceeded
 from qb.core.wire.frames import PROBE, Frame, MessageType, decode_frame, encode_frame
 from qb.core.wire.staged_frames import frames_in
 from qb.core.wire.version import __version__
 from qb.doors.binary.joined_subscriptions import JoinedSubscriptions
 from qb.doors.binary.methods import (
-    CREATE_SUBSCRIPTION,
     CreateSubscriptionArguments,
     CreateTopicArguments,
     FetchArguments,
@@ -93,9 +92,13 @@ class FrameRequests:
             self.ends = "we speak different protocols"
             raise BadRequest(f"this broker speaks protocol {PROTOCOL}, not {frame.properties.get('protocol')}")
         token = frame.properties.get("token")
-        if token is not None:
-            await self._identity.log_in(token)
-        self._identity.check(ANY_USER, {}, "HELLO")
+        try:
+            if token is not None:
+                await self._identity.log_in(token)
+            self._identity.check(ANY_USER, {}, "HELLO")
+        except QuotaExceeded as error:
+            self.ends = str(error)
+            raise
         answer = {
             "protocol": PROTOCOL,
             "server": f"qb/{__version__}",
@@ -132,7 +135,8 @@ class FrameRequests:
     async def _create_topic(self, frame: Frame) -> bytes:
         self._introduce(frame)
         topic = await self._broker.topics.create(
-            **arguments_from_text(CreateTopicArguments, frame.properties).as_keywords()
+            **arguments_from_text(CreateTopicArguments, frame.properties).as_keywords(),
+            made_by=self._identity.principal.name,
         )
         return success(frame, {"topic": topic.topic, "partitions": str(topic.partitions)})
 
@@ -143,7 +147,7 @@ class FrameRequests:
         }
         options = msgspec.to_builtins(arguments_from_text(SubscriptionOptions, given))
         made = await self._broker.subscriptions.create(
-            wanted.subscription_id, wanted.topic, wanted.start_offset, options
+            wanted.subscription_id, wanted.topic, wanted.start_offset, options, self._identity.principal.name
         )
         return success(frame, {"subscription_id": made["subscription_id"], "topic": made["topic"]})
 
@@ -180,7 +184,8 @@ class FrameRequests:
         content: dict[Where, DecidedMessages] = {}
         for where, frames in _parts(frame.body):
             self._identity.check_publish(where[0])
-            _add(content, where, await self._broker.appends.admit_staged(where[0], frames, 0), frames)
+            count = await self._broker.appends.admit_staged(where[0], frames, 0, self._identity.principal.name)
+            _add(content, where, count, frames)
         receipt = await self._broker.transactions.publish(wanted.transaction, wanted.number, list(content.values()))
         return success(frame, body=msgspec.json.encode(receipt))
 
@@ -207,7 +212,7 @@ class FrameRequests:
     async def _turn_to_read(self, size: int) -> AsyncIterator[None]:
         """One fetch after another reads, once the peer has read the answers before it: no more is held for it."""
         async with self._fetching:
-            await self._transport.wait_for_room(QUEUED_LIMIT)
+            await self._transport.wait_for_turn(QUEUED_LIMIT)
             async with self._transport.unread.reserved(size):
                 yield
 
@@ -255,7 +260,7 @@ NEEDS: dict[int, Needs] = {
     MessageType.HEARTBEAT: OPEN,
     MessageType.REQUEST: ANY_USER,
     MessageType.CREATE_TOPIC: needs.create_topic(),
-    MessageType.CREATE_SUBSCRIPTION: CREATE_SUBSCRIPTION,
+    MessageType.CREATE_SUBSCRIPTION: needs.all_of(needs.create_subscription(letters="dead_letter_topic"), needs.read()),
     MessageType.DELETE_SUBSCRIPTION: needs.manage_subscription(),
     MessageType.SUBSCRIBE: needs.consume(),
     MessageType.UNSUBSCRIBE: ANY_USER,

@@ -16,6 +16,7 @@ from qb.doors.binary.deliver_frames import BasicSink, DeliverSink
 from qb.doors.binary.peer_compression import Pack, unpacked
 from qb.doors.binary.settle_requests import advance, carry_out, decode_settle
 from qb.doors.delivery_receipts import AwaitedDelivery, DeliveryReceipts
+from qb.doors.peer_identity import PeerIdentity
 from qb.doors.transport import Transport
 from qb.storage.signals import Wait
 
@@ -30,8 +31,11 @@ def narrow(window: int | None) -> int:
 class JoinedSubscriptions:
     """What one peer has joined."""
 
-    def __init__(self, manager: SubscriptionManager, transport: Transport, pack: Pack = unpacked) -> None:
+    def __init__(
+        self, manager: SubscriptionManager, transport: Transport, identity: PeerIdentity, pack: Pack = unpacked
+    ) -> None:
         self._manager = manager
+        self._identity = identity
         self._transport = transport
         self._pack = pack
         self._joined: dict[str, tuple[ActiveSubscription, DeliverySink]] = {}
@@ -49,7 +53,7 @@ class JoinedSubscriptions:
         return any(not active.gone for active, _ in self._joined.values())
 
     def join(self, subscription_id: str, member: str, window: int | None, announces: bool) -> Mapping[str, str]:
-        """Join; deliveries start after the caller has had the chance to answer. Raises SubscriptionBusy, BadRequest."""
+        """Join; deliveries start after the caller has had the chance to answer. Raises as join_with()."""
         sink: DeliverySink = DeliverSink(member, self._transport, self._pack)
         if not self.fast:
             sink, window = BasicSink(member, self._transport, self.receipts), narrow(window)
@@ -66,11 +70,14 @@ class JoinedSubscriptions:
     def join_with(
         self, sink: DeliverySink, subscription_id: str, window: int | None, announces: bool = False
     ) -> ActiveSubscription:
-        """Join with a sink of the door's own. Raises UnknownSubscription, SubscriptionBusy, BadRequest."""
+        """Join with a sink of the door's own.
+
+        Raises UnknownSubscription, SubscriptionBusy, BadRequest, QuotaExceeded.
+        """
         active = self._manager.active(subscription_id)
         if self._is_joined(subscription_id):
             raise BadRequest(f"this connection has joined subscription {subscription_id!r} already")
-        self._manager.deliveries.join(active, sink, window, announces)
+        self._manager.deliveries.join(active, sink, window, announces, self._identity.allowances)
         self._joined[subscription_id] = active, sink
         return active
 

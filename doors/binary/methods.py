@@ -237,6 +237,7 @@ class Method(NamedTuple):
     call: Callable[..., Awaitable[Any]]
     needs: Needs
     shows: Callable[[Principal, Any], Any] | None = None  # returns as much of the answer as a user may see
+    makes: bool = False  # what it makes counts in the quotas of its user: it takes `made_by`
     at_once: Callable[..., Any] | None = None  # does the same in one step; returns None if that needs waiting
 
 
@@ -286,14 +287,14 @@ def _seen_info(principal: Principal, info: dict[str, Any]) -> dict[str, Any]:
     return {**info, "topics": 0, "connections": 0, "data_dir": ""}
 
 
-CREATE_SUBSCRIPTION = needs.all_of(needs.create_subscription(), needs.read())
+CREATE_SUBSCRIPTION = needs.all_of(needs.create_subscription(letters="options.dead_letter_topic"), needs.read())
 FORK = needs.all_of(needs.manage_subscription(), needs.inspect(), needs.create_subscription("new_id"))
-OWNED_MEMBER = ("group", "member")
+OWNED_MEMBER = needs.member_of()
 JOIN_GROUP = needs.all_of(needs.consume_group(), needs.read("topics"), owns=OWNED_MEMBER)
 MEMBER = needs.all_of(needs.consume_group(), owns=OWNED_MEMBER)
 
 METHODS: dict[str, Method] = {
-    "create_topic": Method(CreateTopicArguments, _topics(TopicRegistry.create), needs.create_topic()),
+    "create_topic": Method(CreateTopicArguments, _topics(TopicRegistry.create), needs.create_topic(), makes=True),
     "add_partitions": Method(AddPartitionsArguments, _topics(TopicRegistry.add_partitions), needs.manage_topic()),
     "delete_topic": Method(DeleteTopicArguments, _topics(TopicRegistry.delete), needs.manage_topic()),
     "list_topics": Method(NoArguments, _topics(TopicRegistry.list_all), needs.ANY_USER, _seen_topics),
@@ -301,7 +302,7 @@ METHODS: dict[str, Method] = {
     "describe_topics": Method(TopicsArguments, _topics(TopicRegistry.describe_many), needs.see_topic("topics")),
     "offsets": Method(OffsetsArguments, MessageBroker.offsets, needs.read()),
     "create_subscription": Method(
-        CreateSubscriptionArguments, _managed(SubscriptionManager.create), CREATE_SUBSCRIPTION
+        CreateSubscriptionArguments, _managed(SubscriptionManager.create), CREATE_SUBSCRIPTION, makes=True
     ),
     "delete_subscription": Method(
         SubscriptionArguments, _managed(SubscriptionManager.delete), needs.manage_subscription()
@@ -315,7 +316,7 @@ METHODS: dict[str, Method] = {
     "seek": Method(SeekArguments, _managed(SubscriptionManager.seek), needs.manage_subscription()),
     "pause": Method(SubscriptionArguments, _managed(SubscriptionManager.pause), needs.manage_subscription()),
     "resume": Method(SubscriptionArguments, _managed(SubscriptionManager.resume), needs.manage_subscription()),
-    "fork": Method(ForkArguments, _managed(SubscriptionManager.fork), FORK),
+    "fork": Method(ForkArguments, _managed(SubscriptionManager.fork), FORK, makes=True),
     "explain": Method(ExplainArguments, _managed(SubscriptionManager.explain), needs.inspect()),
     "dead_letters": Method(ListDeadLettersArguments, _managed(SubscriptionManager.dead_letters), needs.inspect()),
     "retry_dead_letters": Method(
@@ -373,6 +374,8 @@ class Asker(Protocol):
 async def call(broker: MessageBroker, method: str, arguments: bytes, asker: Asker) -> bytes:
     """Carry out a method with JSON arguments and return the JSON answer. Raises BrokerError."""
     known, keywords = _decoded(method, arguments, asker)
+    if known.makes:
+        keywords["made_by"] = asker.principal.name
     answer = await known.call(broker, **keywords)
     if known.shows is not None and not asker.principal.is_admin:
         answer = known.shows(asker.principal, answer)

@@ -82,7 +82,8 @@ class PublishRuns:
     async def _create_topic(self, event: PublishRun) -> None:
         """Make the topic of publishes that are still at the front of the connection; they come again as an event."""
         try:
-            await self._appends.open_topic(event.route.topic)
+            made_by = self._identity.principal.name if self._identity is not None else ""
+            await self._appends.open_topic(event.route.topic, made_by=made_by)
         except BrokerError as error:
             self._refuse_run(event, error)
 

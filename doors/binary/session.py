@@ -46,7 +46,9 @@ class Session:
         self._publishing = PublishRuns(broker, self._connection, transport.send, self._identity)
         self._staging = StageRequests(broker, transport.send, self._identity)
         self._compression = PeerCompression(broker.metrics, settings.compression, settings.max_message_size)
-        self._subscribing = JoinedSubscriptions(broker.subscriptions, transport, self._compression.pushed)
+        self._subscribing = JoinedSubscriptions(
+            broker.subscriptions, transport, self._identity, self._compression.pushed
+        )
         self._requests = FrameRequests(
             broker, transport, self._publishing, self._subscribing, self._compression, self._identity, name
         )
@@ -285,6 +287,7 @@ class Session:
         else:
             if answer:
                 self._transport.send(answer)
+                await self._transport.wait_for_turn(QUEUED_LIMIT, len(answer))
         if self._requests.ends:
             self.drain(self._requests.ends)
         if self._subscribing.wants_receipts and not self._looks_for_receipts:

@@ -31,7 +31,9 @@ class StageRequests:
         try:
             to = arguments_from_text(StageArguments, frame.properties)
             self._identity.check_stage(to.stage, to.topic)
-            count = await self._broker.appends.admit_staged(to.topic, frame.data, frame.body_at)
+            count = await self._broker.appends.admit_staged(
+                to.topic, frame.data, frame.body_at, self._identity.principal.name
+            )
             where = to.topic, to.partition
             stage = self._broker.transactions.stage(to.stage, where, to.first, count, frame.data, answer)
         except BrokerError as error:

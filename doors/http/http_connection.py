@@ -132,8 +132,7 @@ class HttpConnection:
             await self._send_last(encoded)
             return False
         self._transport.send(encoded)
-        if self._transport.queued:
-            await self._transport.wait_for_room(0)
+        await self._transport.wait_for_turn(0, len(encoded))
         return not self._transport.gone
 
     def _reach_end_of_body(self) -> bool:

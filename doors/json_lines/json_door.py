@@ -141,7 +141,7 @@ class JsonSession:
 
     async def _store(self) -> None:
         """Store the messages that were kept, and answer their lines."""
-        await self._send(await self._run.store())
+        await self._send(await self._run.store(self._methods.identity.principal.name))
 
     async def _refuse(self, error: BrokerError) -> None:
         await self._store()  # the lines before this one are answered first
@@ -152,11 +152,12 @@ class JsonSession:
         if not outcomes:
             return
         ends = next((number for number, each in enumerate(outcomes) if _ends_session(each)), None)
-        self._transport.send(b"".join([_line(each) for each in outcomes[:ends]]))
+        answers = b"".join([_line(each) for each in outcomes[:ends]])
+        self._transport.send(answers)
         if ends is not None and isinstance(last := outcomes[ends], BrokerError):
             raise last
         await trio.lowlevel.checkpoint()  # a peer that pastes a thousand lines does not hold up the others
-        await self._transport.wait_for_room(QUEUED_LIMIT)
+        await self._transport.wait_for_turn(QUEUED_LIMIT, len(answers))
 
     def _break_off(self, error: BrokerError) -> None:
         """Read nothing more, and end the session with an error."""

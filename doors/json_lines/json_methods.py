@@ -58,8 +58,8 @@ class JsonMethods:
         self._transport = transport
         self._name = name
         self._waits = waits
-        self.subscribing = JoinedSubscriptions(broker.subscriptions, transport)
         self.identity = PeerIdentity(broker, "json", transport, name.removeprefix("json "))
+        self.subscribing = JoinedSubscriptions(broker.subscriptions, transport, self.identity)
         self._lines = 0
 
     async def read(self, line: bytes) -> JsonRequest:
@@ -90,7 +90,9 @@ class JsonMethods:
 
     async def create_topic(self, wanted: wants.CreateTopicLine) -> Data:
         try:
-            topic = await self._broker.topics.create(wanted.topic, wanted.partitions)
+            topic = await self._broker.topics.create(
+                wanted.topic, wanted.partitions, made_by=self.identity.principal.name
+            )
         except TopicExists:
             topic = self._broker.topics.get(wanted.topic)
             if topic.partitions != wanted.partitions:
@@ -100,7 +102,7 @@ class JsonMethods:
     async def produce(self, wanted: wants.ProduceLine) -> Data:
         run = ProduceRun(self._broker.appends)
         run.add(wanted.topic, outgoing(wanted))
-        (outcome,) = await run.store()
+        (outcome,) = await run.store(self.identity.principal.name)
         if isinstance(outcome, BrokerError):
             raise outcome
         return outcome
@@ -167,7 +169,9 @@ class JsonMethods:
     async def create_subscription(self, wanted: wants.CreateSubscriptionLine) -> Data:
         if isinstance(wanted.start_offset, int):
             _check_offset(wanted.start_offset)
-        made = await self._broker.subscriptions.create(wanted.subscription, wanted.topic, wanted.start_offset)
+        made = await self._broker.subscriptions.create(
+            wanted.subscription, wanted.topic, wanted.start_offset, made_by=self.identity.principal.name
+        )
         return {"subscription": made["subscription_id"], "topic": made["topic"]}
 
     async def subscribe(self, wanted: wants.SubscribeLine) -> Data:
@@ -241,7 +245,7 @@ class JsonRequest(NamedTuple):
     wanted: wants.RequestLine
 
 
-MEMBER = ("group_id", "consumer_id")
+MEMBER = needs.member_of("group_id", "consumer_id")
 
 ROWS: dict[str, JsonRow] = {
     "auth": JsonRow(wants.AuthLine, "Missing token", JsonMethods.auth, needs.OPEN),

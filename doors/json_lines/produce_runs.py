@@ -32,25 +32,28 @@ class ProduceRun:
         self._topic = topic
         self._messages.append(message)
 
-    async def store(self) -> list[dict[str, Any] | BrokerError]:
-        """Store what was added and return an outcome for each when they are durable; then the run is empty."""
+    async def store(self, made_by: str) -> list[dict[str, Any] | BrokerError]:
+        """Store what was added and return an outcome for each when they are durable; then the run is empty.
+
+        A topic that is missing may be made, for the user `made_by`.
+        """
         messages, self._messages = self._messages, []
         timestamp_ms = now_ms()
-        outcomes = await self._publish(messages, timestamp_ms) if messages else []
+        outcomes = await self._publish(messages, timestamp_ms, made_by) if messages else []
         return [
             each if isinstance(each, BrokerError) else _stored(message, each, timestamp_ms)
             for message, each in zip(messages, outcomes, strict=True)
         ]
 
     async def _publish(
-        self, messages: Sequence[OutgoingMessage], timestamp_ms: int
+        self, messages: Sequence[OutgoingMessage], timestamp_ms: int, made_by: str
     ) -> list[StoredReceipt | BrokerError]:
         outcomes: list[StoredReceipt | BrokerError] = []
         while rest := messages[len(outcomes) :]:
             try:
-                outcomes += await self._appends.publish_many(self._topic, rest, timestamp_ms)
+                outcomes += await self._appends.publish_many(self._topic, rest, timestamp_ms, made_by=made_by)
             except BadBatchMessage as bad:
-                outcomes += [*await self._publish(rest[: bad.index], timestamp_ms), bad.error]
+                outcomes += [*await self._publish(rest[: bad.index], timestamp_ms, made_by), bad.error]
             except BrokerError as error:
                 outcomes += [error] * len(rest)
         return outcomes

@@ -11,6 +11,8 @@ import pytest
 
 from qb.core.broker.append_service import AppendService
 from qb.core.broker.outgoing_messages import BadBatchMessage, OutgoingMessage, StoredReceipt
+from qb.core.broker.storage_use import StorageUse
+from qb.core.rights.known_users import KnownUsers
 from qb.core.settings import ServerSettings
 from qb.core.wire.errors import BadName, BadRequest, LogPoisoned, MessageTooLarge, UnknownPartition, UnknownTopic
 from qb.core.wire.frames import decode_frame
@@ -21,10 +23,10 @@ from tests.support.stores import opened
 
 
 def service(engine, **settings):
-    async def create(name):
+    async def create(name, made_by):
         await engine.create_topic(Topic(topic=name))
 
-    return AppendService(engine, ServerSettings(**settings), create)
+    return AppendService(engine, ServerSettings(**settings), create, StorageUse(engine, KnownUsers()))
 
 
 def receivers_of_append(path: Path) -> set[str]:

@@ -12,7 +12,7 @@ from tests.support.commands import Run
 def test_users_are_added_listed_rotated_and_removed(offline: Run, tmp_path: Path) -> None:
     file = str(tmp_path / "users")
     made = json.loads(offline("users", "add", "a", "--allow", "read:x*", "publish:x", "--file", file, "--json").out)
-    user = read_users(file)["a"]
+    user = read_users(file).users["a"]
     assert user.tokens == (hash_of(made["token"]),)
     assert list(map(str, user.rights)) == ["read:x*", "publish:x"]
     offline("users", "add", "edge", "--cert", "e.x", "--allow", "read:x", "--limit", "rate:1MiB/s", "--file", file)
@@ -21,11 +21,11 @@ def test_users_are_added_listed_rotated_and_removed(offline: Run, tmp_path: Path
     assert [each["name"] for each in listed] == ["a", "edge", "anonymous"]
     assert listed[1]["limits"] == "rate:1MiB/s"
     kept = json.loads(offline("users", "rotate", "a", "--keep-old", "--file", file, "--json").out)["token"]
-    assert read_users(file)["a"].tokens == (hash_of(kept), hash_of(made["token"]))
+    assert read_users(file).users["a"].tokens == (hash_of(kept), hash_of(made["token"]))
     last = json.loads(offline("users", "rotate", "a", "--file", file, "--json").out)["token"]
-    assert read_users(file)["a"].tokens == (hash_of(last),)
+    assert read_users(file).users["a"].tokens == (hash_of(last),)
     assert offline("users", "remove", "a", "--file", file).code == 0
-    assert set(read_users(file)) == {"edge", "anonymous"}
+    assert set(read_users(file).users) == {"edge", "anonymous"}
 
 
 def test_what_cannot_be_done_is_said_and_the_file_stays_as_it_was(offline: Run, tmp_path: Path) -> None:

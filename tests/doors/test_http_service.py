@@ -213,7 +213,7 @@ async def test_bodies_that_are_handled_together_stay_within_a_limit(a_broker, mo
         await peers[0].ok("POST", "/topics", {"name": "t", "partitions": 1}, 201)
         handled, go_on = [], trio.Event()
 
-        async def publish(topic, messages, timestamp_ms, *, wait):
+        async def publish(topic, messages, timestamp_ms, *, wait, made_by):
             handled.append(len(messages[0].body))
             await go_on.wait()
             return []

@@ -20,6 +20,7 @@ from tests.support.waiting import holds_for
 class Queue:
     queued = 0
     moved = False
+    is_held = False
 
 
 @pytest.fixture

@@ -11,11 +11,13 @@ import msgspec
 import pytest
 import trio
 
+from qb.core.rights import owners
 from qb.core.rights.log_in_pace import LogInPace
-from qb.core.rights.needs import Needs
+from qb.core.rights.needs import Needs, Owned
+from qb.core.rights.owners import Owners
 from qb.core.rights.principals import Principal
 from qb.core.rights.users_file import hash_of, parse_user, write_users
-from qb.core.wire.errors import Code
+from qb.core.wire.errors import Code, Forbidden
 from qb.core.wire.frames import MessageType
 from qb.doors.binary.frame_requests import HANDLERS, NEEDS
 from qb.doors.binary.methods import METHODS
@@ -85,17 +87,23 @@ def test_every_frame_method_type_and_route_says_what_it_needs() -> None:
         assert isinstance(row.needs, Needs)
 
 
+def fields_of(owned: Owned | None) -> tuple[str, ...]:
+    return () if owned is None else owned.fields
+
+
 def test_every_need_names_a_field_that_its_row_has() -> None:
     for name, method in METHODS.items():
-        assert {need.field for need in method.needs.names} <= set(method.arguments.__struct_fields__), name
-        assert {*method.needs.owns} <= set(method.arguments.__struct_fields__), name
+        assert {need.field.partition(".")[0] for need in method.needs.names} <= set(
+            method.arguments.__struct_fields__
+        ), name
+        assert {*fields_of(method.needs.owns)} <= set(method.arguments.__struct_fields__), name
     for name, line in LINES.items():
-        assert {need.field for need in line.needs.names} <= set(line.fields.__struct_fields__), name
-        assert {*line.needs.owns} <= set(line.fields.__struct_fields__), name
+        assert {need.field.partition(".")[0] for need in line.needs.names} <= set(line.fields.__struct_fields__), name
+        assert {*fields_of(line.needs.owns)} <= set(line.fields.__struct_fields__), name
     for row in ROUTES:
         known = {part[1:-1] for part in row.path.split("/") if part.startswith("{")} | {*row.query.__struct_fields__}
         known |= set(row.body.__struct_fields__) if row.body else set()
-        assert {need.field for need in row.needs.names} <= known, row.path
+        assert {need.field.partition(".")[0] for need in row.needs.names} <= known, row.path
 
 
 def test_rows_that_name_something_need_a_right_on_it() -> None:
@@ -276,6 +284,60 @@ async def test_what_belongs_to_a_user_cannot_be_taken_over(guarded: Any, users_f
                 assert await thief.call(method, group="other.g", member="m") == "FORBIDDEN"
             assert await thief.call("join_group", group="other.g", member="m", topics=["other.x"]) == "FORBIDDEN"
             assert (await owner.call("heartbeat_group", group="other.g", member="m"))["generation"] > 0
+
+
+async def test_a_member_of_a_group_belongs_to_its_user_whichever_door_it_came_by(guarded: Any, users_file: str) -> None:
+    made = [user(name, token, "read:*", "consume:*") for name, token in (("other", OTHER), ("third", "qb_third"))]
+    write_users(users_file, [user("ops", ADMIN, "admin:*"), *made])
+    with trio.fail_after(30):
+        async with guarded as connect:
+            ops, _ = await log_in(connect, ADMIN)
+            await ops.call("create_topic", topic="other.x")
+            owner, thief = await connect.lines(), await connect.lines()
+            await owner.data("auth", token=OTHER)
+            await thief.data("auth", token="qb_third")
+            await owner.data("joinGroup", groupId="g", topic="other.x", consumerId="m")
+            assert "another user" in await thief.error("heartbeat", groupId="g", consumerId="m")
+            peer, _ = await log_in(connect, "qb_third")
+            assert await peer.call("leave_group", group="g", member="m") == "FORBIDDEN"
+            assert await peer.call("commit_offsets", group="g", member="m", offsets=[]) == "FORBIDDEN"
+
+
+async def test_dead_letters_go_only_to_a_topic_that_the_maker_of_the_subscription_may_publish_to(guarded: Any) -> None:
+    with trio.fail_after(30):
+        async with guarded as connect:
+            ops, _ = await log_in(connect, ADMIN)
+            other, _ = await log_in(connect, OTHER)
+            for name in (SECRET, "other.x"):
+                await ops.call("create_topic", topic=name)
+            http, headers = await connect.http(), {"authorization": f"Bearer {OTHER}"}
+            for letters in (SECRET, ABSENT):
+                wanted = {"subscription_id": "other.s", "topic": "other.x", "options": {"dead_letter_topic": letters}}
+                assert await other.call("create_subscription", **wanted) == "FORBIDDEN"
+                assert (await http.ask("POST", "/subscriptions", wanted, headers=headers)).status == 403
+                given = {"subscription_id": "other.s", "topic": "other.x", "dead_letter_topic": letters}
+                answer = await other.ask(MessageType.CREATE_SUBSCRIPTION, 2, b"", **given)
+                assert answer.properties["code"] == "FORBIDDEN"
+            options = {"dead_letter_topic": "other.letters"}
+            made = await other.call("create_subscription", subscription_id="other.s", topic="other.x", options=options)
+            assert made["topic"] == "other.x"
+
+
+def test_what_a_user_owns_is_forgotten_for_no_other_user_who_claims_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owners, "MOST", 3)
+    kept: dict[str, str] = {}
+    known = Owners({"transaction/t": "a"}, kept.__setitem__, lambda owned: kept.pop(owned))
+    a, b, ops = Principal(name="a"), Principal(name="b"), user("ops", ADMIN, "admin:*")
+    for number in range(10):
+        known.claim("member", f"g/{number}", b)
+    with pytest.raises(Forbidden):
+        known.claim("transaction", "t", b)
+    known.claim("transaction", "t", a)
+    known.claim("transaction", "t", ops)
+    assert list(kept) == ["member/g/7", "member/g/8", "member/g/9"]
+    known.claim("member", "g/7", b)  # used again, so that another one is forgotten
+    known.claim("member", "g/10", b)
+    assert list(kept) == ["member/g/7", "member/g/9", "member/g/10"]
 
 
 async def test_a_reload_ends_the_connections_of_a_user_that_changed_and_leaves_the_others(

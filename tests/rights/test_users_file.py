@@ -39,7 +39,7 @@ users = st.builds(
 
 @given(users)
 def test_a_user_that_is_written_is_read_as_the_same(user: Principal) -> None:
-    assert parse_users(line_of(user).encode(), "f") == {user.name: user}
+    assert parse_users(line_of(user).encode(), "f").users == {user.name: user}
 
 
 @given(st.binary(max_size=200) | st.text("user :shapublish*.\n9f#", max_size=200).map(str.encode))
@@ -90,11 +90,12 @@ def test_a_file_that_others_may_open_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UsersFileError, match=f"{mode:04o}.*chmod 600"):
             read_users(str(path))
     os.chmod(path, 0o600)
-    assert set(read_users(str(path))) == {"a"}
+    assert set(read_users(str(path)).users) == {"a"}
 
 
 def test_a_right_covers_its_name_or_its_prefix_and_nothing_else() -> None:
-    user = parse_users(f"user a sha256:{HASH} publish:orders.* read:orders consume:x* manage:*".encode(), "f")["a"]
+    line = f"user a sha256:{HASH} publish:orders.* read:orders consume:x* manage:*"
+    user = parse_users(line.encode(), "f").users["a"]
     assert user.may([Verb.PUBLISH], "orders.eu")
     assert not user.may([Verb.PUBLISH], "orders")
     assert user.may([Verb.READ], "orders")
@@ -138,7 +139,7 @@ def test_a_reload_notifies_the_connections_of_users_that_changed_and_of_no_other
     with pytest.raises(UsersFileError):
         known.reload()
     assert known.with_token is not None
-    assert known._users == {"a": a}
+    assert known._known.users == {"a": a}
 
 
 def test_after_ten_failures_an_address_waits_and_after_a_while_it_is_forgotten() -> None:

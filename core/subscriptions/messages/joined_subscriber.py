@@ -23,6 +23,7 @@ class JoinedSubscriber:
         self.name = name
         self.adapting = AdaptiveWindow() if window is None else None
         self._fixed = LEAST if window is None else window
+        self._most: int | None = None  # of its user and its address; None: they have no quota
         self.share(1)
         self.announces = announces  # names redelivered messages before it handles them
         self.in_flight = 0
@@ -40,8 +41,14 @@ class JoinedSubscriber:
         self._share = max(LEAST_SHARE, IN_FLIGHT_TOGETHER // among)
         self._set_window()
 
+    def limit(self, most: int | None) -> None:
+        """Have at most so many in flight from now on, whatever the window is; None: no limit."""
+        self._most = most
+        self._set_window()
+
     def _set_window(self) -> None:
-        self.window = min(self._share, self._fixed if self.adapting is None else self.adapting.size)
+        window = min(self._share, self._fixed if self.adapting is None else self.adapting.size)
+        self.window = window if self._most is None else min(window, self._most)
 
     @property
     def room(self) -> int:

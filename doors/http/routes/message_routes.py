@@ -105,7 +105,7 @@ async def _publish_raw(call: RouteCall, body: bytes) -> RouteAnswer:
 async def _publish_lines(call: RouteCall, body: LineBody) -> RouteAnswer:
     """Store each portion of lines before the next one is read: a long body is never held as a whole."""
     wait = call.query.acks != "none"
-    await call.broker.appends.open_topic(call.path["topic"])
+    await call.broker.appends.open_topic(call.path["topic"], made_by=call.principal.name)
     stored: list[bytes] = []  # receipts as JSON: as objects, they would take several times as much
     try:
         more = True
@@ -141,7 +141,9 @@ async def _store(call: RouteCall, outgoing: list[OutgoingMessage], where: Where,
     """Store messages and return their receipts. Raises HttpError, BrokerError, PartlyStored."""
     timestamp_ms = now_ms()
     try:
-        outcomes = await call.broker.appends.publish_many(call.path["topic"], outgoing, timestamp_ms, wait=wait)
+        outcomes = await call.broker.appends.publish_many(
+            call.path["topic"], outgoing, timestamp_ms, wait=wait, made_by=call.principal.name
+        )
     except BadBatchMessage as bad:
         raise _refused(bad, where(bad.index)) from None
     shown, stored = iso_time(timestamp_ms), []

@@ -104,7 +104,9 @@ class LettersBody(msgspec.Struct, frozen=True):
 async def create(call: RouteCall) -> RouteAnswer:
     wanted: CreateSubscriptionBody = call.body
     options = None if wanted.options is None else msgspec.to_builtins(wanted.options)
-    made = await call.broker.subscriptions.create(wanted.subscription_id, wanted.topic, wanted.start_offset, options)
+    made = await call.broker.subscriptions.create(
+        wanted.subscription_id, wanted.topic, wanted.start_offset, options, call.principal.name
+    )
     return RouteAnswer(made, 201)
 
 
@@ -138,7 +140,7 @@ async def resume(call: RouteCall) -> RouteAnswer:
 
 
 async def fork(call: RouteCall) -> RouteAnswer:
-    return RouteAnswer(await call.broker.subscriptions.fork(_id(call), call.body.new_id), 201)
+    return RouteAnswer(await call.broker.subscriptions.fork(_id(call), call.body.new_id, call.principal.name), 201)
 
 
 async def explain(call: RouteCall) -> RouteAnswer:
@@ -196,7 +198,7 @@ ROWS = [
         "/subscriptions",
         "make a subscription; the same again if it exists",
         create,
-        needs.all_of(needs.create_subscription(), needs.read()),
+        needs.all_of(needs.create_subscription(letters="options.dead_letter_topic"), needs.read()),
         body=CreateSubscriptionBody,
         status=201,
         answer=ANY,

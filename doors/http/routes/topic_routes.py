@@ -94,7 +94,9 @@ async def create_topic(call: RouteCall) -> RouteAnswer:
     if not wanted.name:
         raise bad_request("Missing topic name")
     hours = None if wanted.retention_seconds is None else wanted.retention_seconds / HOUR
-    made = await call.broker.topics.create(wanted.name, wanted.partitions, hours, wanted.retention_bytes)
+    made = await call.broker.topics.create(
+        wanted.name, wanted.partitions, hours, wanted.retention_bytes, call.principal.name
+    )
     return RouteAnswer(topic_view(made, _states(call, made)), 201)
 
 

@@ -98,7 +98,7 @@ class EventStream:
             if waiting.cancelled_caught:
                 send(b": alive\n\n")
             elif batch is not None:
-                await self._transport.wait_for_room(0)
+                await self._transport.wait_for_turn(0)
                 async with self._pace.turn():
                     send(source.encode(batch))
                 if self._transport.gone:

@@ -68,11 +68,15 @@ class StreamRegistry:
         auto_ack: bool,
         last_event_id: str = "",
     ) -> EventStream:
-        """Return a stream that has joined. Raises UnknownSubscription, SubscriptionBusy, BadRequest, ShuttingDown."""
+        """Return a stream that has joined.
+
+        Raises UnknownSubscription, SubscriptionBusy, BadRequest, QuotaExceeded, ShuttingDown.
+        """
         self._broker.check_open()
         active = self._broker.subscriptions.active(subscription_id)
         subscriber = StreamSubscriber(active, self._deliveries, peer, auto_ack=auto_ack, closed=self._remember)
-        self._deliveries.join(active, subscriber, WINDOW if window is None else min(window, NARROW), announces=False)
+        wanted = WINDOW if window is None else min(window, NARROW)
+        self._deliveries.join(active, subscriber, wanted, announces=False, allowances=peer.identity.allowances)
         self._open[subscriber.id] = subscriber
         if auto_ack:
             self._send_again(active, last_event_id)
