@@ -23,12 +23,18 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     retention_hours: float | None = None
     retention_bytes: int | None = None
     created_ms: int = 0
+    uid: str | msgspec.UnsetType = msgspec.UNSET  # of a replicated topic: a random number that no namesake has
     made_by: str | msgspec.UnsetType = msgspec.UNSET  # the user in whose quotas it counts; UNSET: in none
 
     @property
     def maker(self) -> str:
         """The user in whose quotas it counts; empty: in none."""
         return self.made_by if isinstance(self.made_by, str) else ""
+
+    @property
+    def number(self) -> int:
+        """The unique id as a number; 0: it is not replicated."""
+        return int(self.uid, 16) if isinstance(self.uid, str) else 0
 
 
 class AppendRun(NamedTuple):

@@ -31,6 +31,7 @@ from qb.storage.commit.committer import Committer, LocalCommitter
 from qb.storage.commit.completions import Completions
 from qb.storage.commit.sync_pace import SyncPace
 from qb.storage.commit.writer_threads import WriterThreads
+from qb.storage.cut_back import CHECKPOINT
 from qb.storage.data_directory import prepare
 from qb.storage.directory_lock import INTERVAL, DirectoryLock, DirectoryLost
 from qb.storage.engine import CommitStep, Metadata, RecoveryReport, Topic
@@ -94,7 +95,7 @@ class LocalEngine:
         self._pace = SyncPace()
         found = self._recover_metadata()
         self._directories = TopicDirectories(data_dir / "topics")
-        self._writers = WriterThreads("writer", WRITERS, self._completions)
+        self._writers = self._new_threads("writer", WRITERS)
         self._committer = self._new_committer()
         memory, reads = RecentMemory(settings.tail_bytes), LastReads(settings.tail_bytes // 4)
         self.measures = Measures()
@@ -115,6 +116,9 @@ class LocalEngine:
     @property
     def durability(self) -> str:
         return "fsynced" if self._settings.fsync_on_write else "written"
+
+    def _new_threads(self, name: str, threads: int) -> WriterThreads:
+        return WriterThreads(name, threads, self._completions)
 
     def _recover_metadata(self) -> RecoveredMetadata:
         return recover_metadata(self._files, Path(self._settings.data_dir))
@@ -139,6 +143,8 @@ class LocalEngine:
             make_directory(data_dir)
             lock = DirectoryLock(data_dir)
             try:
+                if (data_dir / CHECKPOINT).exists():
+                    raise CannotOpen(f"{data_dir} is the copy of a journal: only a broker of its cell may open it")
                 prepare(data_dir)
                 engine = cls(settings, clock, lock)
             except BaseException:

@@ -63,12 +63,21 @@ class TopicDirectories:
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
-    def hide(self, topic: str) -> Path:
-        """Take a topic away durably; what is left of it is for remove()."""
-        hidden = self._root / f"{DELETED}{_directory_name(topic)}-{secrets.token_hex(4)}"
+    def hide(self, topic: str, uid: str = "") -> Path:
+        """Take a topic away durably; what is left of it is for remove(), or with its `uid` for bring_back()."""
+        hidden = self._root / f"{DELETED}{_directory_name(topic)}-{uid or secrets.token_hex(4)}"
         self._path(topic).rename(hidden)
         sync_directory(self._root)
         return hidden
+
+    def bring_back(self, topic: str, uid: str) -> None:
+        """Give a topic that was hidden its directory again, in place of a namesake's."""
+        hidden = self._root / f"{DELETED}{_directory_name(topic)}-{uid}"
+        if hidden.is_dir():
+            if self.exists(topic):
+                shutil.rmtree(self._path(topic))
+            hidden.rename(self._path(topic))
+            sync_directory(self._root)
 
     def clear(self, hidden: Path) -> None:
         """Free the space of what is no topic any more. Its directory stays: the deletion is unfinished."""

@@ -18,7 +18,7 @@ from qb.storage.data_directory import VERSION, check_format, check_metadata, rea
 from qb.storage.files import CannotOpen
 from qb.storage.log.log_ends import NAME as LOG_ENDS
 from qb.storage.log.log_ends import NotedEnd, ends_notes, identity_of, read_ends
-from qb.storage.log.log_extents import UNKNOWN, LogExtent, key_of
+from qb.storage.log.log_extents import UNKNOWN, LogExtent, dropped_segments, key_of
 from qb.storage.log.log_recovery import base_offsets, check_stop
 from qb.storage.log.sealed_batches import BadBatch, SealedBatch, find_seal, walk
 from qb.storage.log.segment import add_to_index, reader, segment_name
@@ -184,7 +184,7 @@ class _Partition:
     def prove(self) -> None:
         self._report.partitions += 1
         every = base_offsets(self._directory)
-        bases = [base for base in every if not base < self._extent.first < UNKNOWN.first]
+        bases = every[dropped_segments(every, self._extent.first) :]
         if not bases:
             self._find(str(self._directory), 0, "the partition has no log")
             return

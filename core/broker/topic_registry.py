@@ -193,7 +193,7 @@ class TopicRegistry:
 
 def _described(topic: Topic, logs: list[LogState]) -> dict[str, Any]:
     return {
-        **msgspec.to_builtins(topic),
+        **{name: value for name, value in msgspec.to_builtins(topic).items() if name != "uid"},
         "messages": sum(log.next_offset - log.first_offset for log in logs),
         "bytes": sum(log.bytes for log in logs),
         "logs": logs,

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from qb.replication.journal.journal_records import MOST_WINDOW, Fragment, JournalRecord, decode, encode, fragments
 from qb.replication.journal.journal_store import Answer, Fenced, JournalError
+from qb.replication.journal.record_chain import ChainPoint, extended
 
 PAUSES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # seconds before a record is sent again
 
@@ -88,8 +89,12 @@ class PendingRecord:
 class AppendWindow:
     """The appends of one owner. At most `window` positions are open at a time."""
 
-    def __init__(self, tenure: Tenure, window: int, most_record_bytes: int) -> None:
+    def __init__(self, tenure: Tenure, window: int, most_record_bytes: int, point: ChainPoint | None = None) -> None:
+        """`point` is the one behind the fence."""
         assert 0 < window <= MOST_WINDOW
+        self.point = self._stored_to = (
+            point or ChainPoint()
+        )  # behind the last payload that is wholly stored; behind the last record
         self._tenure = tenure
         self._window = window
         self._most_record_bytes = most_record_bytes
@@ -173,7 +178,9 @@ class AppendWindow:
         oldest = self._pending[0]
         while self._pending and self._pending[0].state is PendingState.STORED:
             stored = self._pending.popleft()
+            self._stored_to = extended(self._stored_to, stored.position, stored.data)
             if stored.payload is not None:
+                self.point = self._stored_to
                 self._payloads.popleft()
                 actions.append(Commit(stored.payload.committed, stored.position))
         if oldest.state is not PendingState.STORED:
@@ -200,9 +207,10 @@ class AppendWindow:
         self._is_refencing = True
         return [FenceAnew()]
 
-    def refenced(self, tenure: Tenure) -> list[Action]:
+    def refenced(self, tenure: Tenure, point: ChainPoint | None = None) -> list[Action]:
         """Go on behind a fence of our own: payloads that are not wholly stored are sent again, at new positions."""
         self._tenure, self._last, self._valid = tenure, tenure.position, tenure.valid
+        self.point = self._stored_to = point or ChainPoint()
         self._is_refencing = False
         self._pending.clear()
         self._waiting.clear()

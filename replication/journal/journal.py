@@ -26,6 +26,7 @@ class JournalEntry(NamedTuple):
     epoch: int
     payload: bytes | None
     point: ChainPoint
+    owner: str = ""  # of a fence: who has written it, for people
 
 
 class EntryReader:
@@ -50,7 +51,8 @@ class EntryReader:
             payload = self._assembly.take(record)
             fence = decode_fence(record.payload) if record.kind is JournalRecordKind.FENCE else None
             if payload is not None or (fence is not None and fence.index == 0):
-                entries.append(JournalEntry(position, record.epoch, payload, self._chain.point))
+                owner = fence.owner if fence is not None else ""
+                entries.append(JournalEntry(position, record.epoch, payload, self._chain.point, owner))
         return entries
 
 
@@ -89,6 +91,14 @@ class Journal:
     def in_flight(self) -> int:
         """How many records are appended and not committed."""
         return self._writer.in_flight
+
+    @property
+    def point(self) -> ChainPoint:
+        """Where a reader goes on behind the last payload of this owner whose `committed` has been called, or its fence.
+
+        Inside `committed` it may be ahead of that.
+        """
+        return self._writer.point
 
     @property
     def failure(self) -> JournalError | None:

@@ -49,6 +49,11 @@ class JournalWriter:
         return self._appends.in_flight + self._appends.waiting if self._appends else 0
 
     @property
+    def point(self) -> ChainPoint:
+        """Where a reader goes on behind the last payload that is known to be stored; its caller has been called."""
+        return self._appends.point if self._appends else self._point
+
+    @property
     def failure(self) -> JournalError | None:
         """Why it writes no more."""
         return self._appends.failure if self._appends else None
@@ -64,7 +69,7 @@ class JournalWriter:
     def _taken(self, done: TakeoverDone, outcome: TakenOver | JournalError) -> None:
         if isinstance(outcome, TakenOver):
             self._tenure, self._point = outcome
-            self._appends = AppendWindow(outcome.tenure, self._window, self._most_record_bytes)
+            self._appends = AppendWindow(outcome.tenure, self._window, self._most_record_bytes, outcome.point)
         done(outcome)
 
     def append(self, payload: bytes, committed: Committed) -> None:
@@ -125,7 +130,7 @@ class JournalWriter:
         assert self._appends is not None
         if isinstance(outcome, TakenOver):
             self._tenure, self._point = outcome
-            self._carry_out(self._appends.refenced(outcome.tenure))
+            self._carry_out(self._appends.refenced(outcome.tenure, outcome.point))
         else:
             self._carry_out(self._appends.fail(outcome))
 

@@ -52,6 +52,13 @@ def advance(point: ChainPoint, stored: StoredRecord) -> tuple[ChainPoint, Journa
     return (_fenced(point, record, fence) if fence else point), record
 
 
+def extended(point: ChainPoint, position: int, data: bytes) -> ChainPoint:
+    """Return the point behind a record that is known to be valid: one of the owner's own."""
+    tail = crc32(data)
+    chain = crc32(_LINK.pack(position, tail), point.chain)
+    return msgspec.structs.replace(point, position=position, tail=tail, valid=position, chain=chain)
+
+
 def _belongs(point: ChainPoint, record: JournalRecord, fence: FenceRecord | None) -> bool:
     """Is it of the epoch that is open, or does it open a later one?"""
     if record.kind is JournalRecordKind.FENCE and fence is None:

@@ -18,13 +18,14 @@ class Work(Protocol):
     """Something that is to be durable."""
 
     def carry_out(self) -> Any:
-        """Write it to this disk, and sync that if the committer `syncs`. Blocks; returns the result or what failed."""
+        """Write it to this disk, and sync it if the committer says so. Blocks; returns the result or what failed."""
 
 
 class Committer(Protocol):
     """Takes works in order. All methods belong to the event loop."""
 
-    syncs: bool  # must works sync what they write? Else the committer has made them durable before
+    syncs: bool  # must batches be synced by the work? Else they need not be, or the committer has made them durable
+    syncs_stages: bool  # and the frames of stages, which are durable whatever the settings say?
 
     def submit(
         self, work: Work, finished: Callable[[Any], None], behind: WorkerSlot | None = None
@@ -50,7 +51,7 @@ class LocalCommitter:
     """Durable means synced on this disk."""
 
     def __init__(self, writers: WriterThreads, pace: SyncPace, *, syncs: bool) -> None:
-        self.syncs = syncs
+        self.syncs, self.syncs_stages = syncs, True
         self._writers, self._pace = writers, pace
 
     def submit(

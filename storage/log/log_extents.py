@@ -8,7 +8,8 @@ cut alone can take both notes. A beginning is noted before retention deletes any
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -70,6 +71,11 @@ class LogExtent(NamedTuple):
 
 
 UNKNOWN = LogExtent(2**63, 0)
+
+
+def dropped_segments(bases: Sequence[int], first: int) -> int:
+    """Return how many of the oldest segments hold nothing but what retention has dropped: all before `first`."""
+    return 0 if first >= UNKNOWN.first else max(0, bisect_right(bases, first) - 1)
 
 
 def key_of(topic: str, partition: int | str = "") -> str:

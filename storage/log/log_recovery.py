@@ -16,7 +16,7 @@ from qb.core.wire.errors import LogDamaged
 from qb.core.wire.frames import HEAD
 from qb.storage.clean_stop import NAME, LogEnd
 from qb.storage.files import NO_ROOM, OpenFiles, SyncFailed, datasync, forget_cached
-from qb.storage.log.log_extents import UNKNOWN, LogExtent
+from qb.storage.log.log_extents import UNKNOWN, LogExtent, dropped_segments
 from qb.storage.log.producer_ranges import ProducerRanges
 from qb.storage.log.sealed_batches import DATA, SEAL, SEAL_HEAD, BadBatch, find_seal, walk
 from qb.storage.log.segment import Segment, add_to_index, reader
@@ -34,6 +34,7 @@ class RecoveredLog(msgspec.Struct):
     rebuilt_indexes: list[str] = []
     missing: str | None = None  # the sentence about a last batch that is not there
     damage: LogDamaged | None = None
+    first_offset: int = 0  # what lies before it was dropped, though its segment may be there
 
 
 def recover(files: OpenFiles, directory: Path, end: LogEnd | None = None, extent: LogExtent = UNKNOWN) -> RecoveredLog:
@@ -43,9 +44,11 @@ def recover(files: OpenFiles, directory: Path, end: LogEnd | None = None, extent
     """
     found = RecoveredLog()
     try:
-        every = [Segment(files, directory, base) for base in base_offsets(directory)]
-        dropped = [segment for segment in every if segment.base_offset < extent.first < UNKNOWN.first]
+        bases = base_offsets(directory)
+        every = [Segment(files, directory, base) for base in bases]
+        dropped = every[: dropped_segments(bases, extent.first)]
         found.segments = every[len(dropped) :]
+        found.first_offset = extent.first if extent.first < UNKNOWN.first else 0
         if not found.segments:
             raise LogDamaged(str(directory), 0, "the partition has no log")
         extent.check_first(str(directory), found.segments[0].base_offset)

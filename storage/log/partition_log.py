@@ -13,7 +13,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
@@ -25,7 +25,7 @@ from qb.storage.commit.pending_runs import PendingRuns, WaitingRun, answer
 from qb.storage.commit.writer_threads import WorkerSlot, result_of
 from qb.storage.engine import AppendRun, Done, LogState, ProducerRange, StoredChunk
 from qb.storage.log.log_context import HOUR_MS, LogContext, TopicHealth
-from qb.storage.log.log_extents import LogExtent
+from qb.storage.log.log_extents import LogExtent, dropped_segments
 from qb.storage.log.log_recovery import RecoveredLog, prove_again
 from qb.storage.log.recent_batches import RecentBatches, StoredBatch, cut, extend, joined
 from qb.storage.log.sealed_batches import BadBatch
@@ -65,6 +65,7 @@ class LocalLog:
         self._health = health
         self._segments = found.segments
         self._producer_ranges = found.producer_ranges
+        self._first_offset = found.first_offset  # what lies before is dropped, though its segment may be here
         self._durable_offset = found.segments[-1].next_offset if found.segments else 0
         self._end_offset = self._next_offset = self._durable_offset
         self._held = False  # does the visible end stand still?
@@ -87,7 +88,7 @@ class LocalLog:
 
     @property
     def first_offset(self) -> int:
-        return self._segments[0].base_offset if self._segments else 0
+        return max(self._first_offset, self._segments[0].base_offset) if self._segments else 0
 
     @property
     def end_offset(self) -> int:
@@ -241,7 +242,8 @@ class LocalLog:
             self._answer(pending.waiting, None, result.batch.append_ms)
             if not self._held:
                 self._shared.completions.notify(self._watchers)
-            self._count(pending.waiting, result)
+            if pending.waiting:
+                self._count(pending.waiting, result)
         else:
             self._fail(result)
         if not self._writing:
@@ -349,6 +351,57 @@ class LocalLog:
         self._segments, self._producer_ranges = found.segments, found.producer_ranges
         self._refusal, self._is_poisoned = None, False
         logger.warning("%s was proved anew and takes messages again", self._name)
+
+    # Following another broker, which has made the batches durable
+
+    def may_replay(self, append_ms: int) -> bool:
+        """May replay() be called before what it was given last is written? Not at the border of a segment."""
+        if not self._writing:
+            return True
+        before = self._writing[-1].commit
+        return not (before.starts_segment or self._is_full(before.segment, before.end, append_ms))
+
+    def replay(self, batch: StoredBatch, ranges: Sequence[ProducerRange]) -> tuple[BatchCommit, Callable[[Any], None]]:
+        """Return the work that brings the next batch here, and what takes its result. Works are done in their order."""
+        assert batch.first_offset == self._next_offset, (self._name, batch.first_offset, self._next_offset)
+        shared, segment = self._shared, self._segments[-1]
+        before = self._writing[-1].commit if self._writing else None
+        is_full = before is None and self._is_full(segment, segment.size, batch.append_ms)
+        pending = PendingBatch(
+            [],
+            BatchCommit(
+                (self.topic, self.partition),
+                shared.files,
+                segment,
+                before.end if before else segment.size,
+                batch,
+                ranges,
+                before.queue if before else CommitQueue(),
+                sync=shared.committer.syncs,
+                new_segment_ranges=list(self._producer_ranges) if is_full else None,
+            ),
+        )
+        self._writing.append(pending)
+        self._next_offset, self._last_ms = batch.next_offset, batch.append_ms
+        return pending.commit, partial(self._committed, pending)
+
+    def first_after(self, count: int) -> int:
+        """Return where the log begins when its `count` oldest closed segments are dropped."""
+        return self._segments[min(count, len(self._segments) - 1)].base_offset
+
+    def drop_before(self, first_offset: int) -> list[Segment]:
+        """Let the log begin there; returns the segments of which nothing is left, for their files to be deleted."""
+        self._first_offset = max(self._first_offset, first_offset)
+        return self.drop_first(dropped_segments([segment.base_offset for segment in self._segments], first_offset))
+
+    @property
+    def newest_segment(self) -> Segment:
+        return self._segments[-1]
+
+    @property
+    def damage(self) -> LogDamaged | None:
+        """What is wrong with the log, or with another one of its topic."""
+        return self._health.damage
 
     # Ending
 

@@ -29,7 +29,7 @@ def encode(positions: Sequence[int], append_ms: int, base: int = 0) -> bytes:
 def _moved(positions: Sequence[int], base: int) -> Iterable[int]:
     if isinstance(positions, range):  # of records that are all as long as each other
         return range(positions.start + base, positions.stop + base, positions.step)
-    return [base + position for position in positions]
+    return map(base.__add__, positions)
 
 
 class IndexEntries:

@@ -33,9 +33,13 @@ ROOM = 256 * 1024  # bytes that are kept ready behind the log
 class MetadataLog:
     """The newest file of a metadata log. Any thread may call, one call at a time. Everything blocks."""
 
-    def __init__(self, files: OpenFiles, contents: MetadataContents) -> None:
-        """Go on behind what was found; a torn tail is cut off, and a damaged file is replaced. Raises OSError."""
+    def __init__(self, files: OpenFiles, contents: MetadataContents, *, syncs: bool = True) -> None:
+        """Go on behind what was found; a torn tail is cut off, and a damaged file is replaced. Raises OSError.
+
+        Without `syncs` the records are durable elsewhere, and older files stay until remove_before().
+        """
         self._files = files
+        self._syncs = syncs
         self._path = contents.path
         self._end, self._size, self._snapshot_size = contents.end, contents.size, contents.snapshot_size
         self._room_end = 0  # up to here the file has room that is zeros until it is written
@@ -86,9 +90,13 @@ class MetadataLog:
             self._try_snapshot(entries)
         record, end = encode_record(RecordKind.CHANGES, self._end.number + 1, self._end.crc, body)
         with self._files.use(str(self._path)) as fd:
-            self._keep_room(fd, len(record))
+            if self._syncs:
+                self._keep_room(fd, len(record))
             try:
-                write_durably(fd, (record,), self._size)
+                if self._syncs:
+                    write_durably(fd, (record,), self._size)
+                else:
+                    write_all(fd, record, self._size)
             except OSError as error:
                 self._take_back(fd, error)
                 raise
@@ -150,7 +158,21 @@ class MetadataLog:
         self._copy.forget()
         self._copy = MetadataCopy(self._files, path)
         self._copy.finish(size)
-        self._remove_others()
+        if self._syncs:
+            self._remove_others()
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Will the next commit begin a new file, for which it reads all entries?"""
+        return self._is_lost or self._wants_snapshot
+
+    def remove_before(self, path: Path) -> None:
+        """Remove the files that are older than this one."""
+        with suppress(OSError):
+            for each in log_paths(path.parent):
+                if each.name < path.name:
+                    each.unlink(missing_ok=True)
+                    copy_of(each).unlink(missing_ok=True)
 
     def _remove_others(self) -> None:
         """Remove older files and what interrupted snapshots left. A file that will not go waits for the next time."""

@@ -25,11 +25,14 @@ class RecoveredMetadata(NamedTuple):
     ends: Mapping[str, LogEnd]  # where the logs ended, if the last stop was a clean one
 
 
-def recover_metadata(files: OpenFiles, data_dir: Path) -> RecoveredMetadata:
-    """Open the metadata of a directory that has some. Blocks. Raises CannotOpen if it is damaged, OSError."""
+def recover_metadata(files: OpenFiles, data_dir: Path, ends: Mapping[str, LogEnd] | None = None) -> RecoveredMetadata:
+    """Open the metadata of a directory that has some. Blocks. Raises CannotOpen if it is damaged, OSError.
+
+    `ends`: it is a copy that was cut back to these ends, and its changes need no sync.
+    """
     notes: list[str] = []
     try:
-        proof = read_proof(data_dir)
+        proof = read_proof(data_dir) if ends is None else ends
     except BadProof as bad:
         proof = None
         notes.append(str(bad))
@@ -38,7 +41,7 @@ def recover_metadata(files: OpenFiles, data_dir: Path) -> RecoveredMetadata:
         if proof is not None:
             contents = checked(contents, proof)
         remove_proof(data_dir)
-        log = MetadataLog(files, contents)
+        log = MetadataLog(files, contents, syncs=ends is None)
     except LogDamaged as damage:
         raise CannotOpen(f"{damage}. Nothing was changed; restore {damage.file} from a backup") from damage
     except OSError as error:

@@ -19,7 +19,13 @@ from qb.storage.commit.writer_threads import result_of
 from qb.storage.engine import MetadataEntry, VersionConflict
 from qb.storage.files import NO_ROOM
 from qb.storage.metadata.metadata_log import MetadataLog
-from qb.storage.metadata.metadata_records import Entries, StoredValue, apply_changes, encode_changes
+from qb.storage.metadata.metadata_records import (
+    Entries,
+    StoredValue,
+    apply_changes,
+    decode_changes,
+    encode_changes,
+)
 
 logger = logging.getLogger(__name__)
 SOON = 0.1  # how long state that may lag waits for company
@@ -170,6 +176,18 @@ class MetadataStore:
             finished(result_of(commit.carry_out))
         else:
             self._committer.submit(commit, finished)
+
+    def replay(self, body: bytes) -> tuple[MetadataCommit, Callable[[Any], None]]:
+        """Return the work that brings changes here which another broker has made durable, and what takes its result.
+
+        No other commit of the metadata may be under way. Raises BadRecord.
+        """
+        changes: Changes = dict(decode_changes(body))
+
+        def finished(_: object) -> None:
+            apply_changes(self._entries, changes)
+
+        return MetadataCommit(self._log, body, changes, self._entries), finished
 
     def _committed(self, writes: Sequence[MetadataWrite], changes: Changes, result: float | BaseException) -> None:
         """Make a durable record visible, or take it back, and answer its writers."""

@@ -18,7 +18,7 @@ from qb.core.wire.frames import HEAD, LENGTH, OVERHEAD, MessageType, decode_prop
 from qb.core.wire.staged_frames import skip_messages
 from qb.storage.commit.batch_commit import FailedBatch
 from qb.storage.engine import StagedMessages, Where
-from qb.storage.files import NO_ROOM, OpenFiles, SyncFailed, datasync, sync_directory, write_durably
+from qb.storage.files import NO_ROOM, OpenFiles, SyncFailed, datasync, sync_directory, write_all, write_durably
 from qb.storage.log.sealed_batches import SEAL, SEAL_HEAD, WINDOW, BadBatch, Read, find_seal, seal
 from qb.storage.log.segment import reader
 
@@ -215,16 +215,20 @@ class StageFile:
         self._files.forget(self.path)
         Path(self.path).unlink(missing_ok=True)
 
-    def write(self, data: bytes, size: int) -> None:
+    def write(self, data: bytes, size: int, *, sync: bool = True) -> None:
         """Write records behind the first `size` bytes, durably, and forget whatever stood there. Raises OSError.
 
-        It syncs whatever the settings say: a decision is durable, so what it decides about must be.
+        It syncs whatever the settings say: a decision is durable, so what it decides about must be. Without `sync` the
+        caller has made it durable elsewhere.
         """
         with self._files.use(self.path) as fd:
             if os.fstat(fd).st_size != size:
                 os.ftruncate(fd, size)  # what a start found behind the last seal
             try:
-                write_durably(fd, (data,), size)
+                if sync:
+                    write_durably(fd, (data,), size)
+                else:
+                    write_all(fd, data, size)
             except SyncFailed:
                 raise
             except OSError as error:
@@ -240,6 +244,12 @@ class StageWrite(NamedTuple):
     first: int  # how many messages the stage holds
     size: int  # and in how many bytes
     append_ms: int
+    sync: bool = True
+
+    @property
+    def stage_id(self) -> str:
+        """The stage that it writes to."""
+        return Path(self.file.path).stem
 
     def carry_out(self) -> int | FailedBatch:
         """Write and sync; returns the new size. Blocks; never raises OSError."""
@@ -250,7 +260,7 @@ class StageWrite(NamedTuple):
             first += count
         data = b"".join(parts)
         try:
-            self.file.write(data, self.size)
+            self.file.write(data, self.size, sync=self.sync)
         except SyncFailed as failure:
             text = f"the stage is ended, since it could not be made durable: {failure.strerror}"
             return FailedBatch(LogPoisoned(text), poisoned=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -150,8 +150,20 @@ class LocalStage:
             size += self._writing[-1].size
         self._waiting_bytes -= size
         pieces = [waiting.piece for waiting in self._writing if waiting.piece]
-        writing = StageWrite(self.file, pieces, self._messages, self._size, self._shared.clock())
+        writing = self._write_of(pieces, self._shared.clock())
         self._shared.committer.submit(writing, partial(self._written, writing))
+
+    def _write_of(self, pieces: Sequence[StagePiece], append_ms: int) -> StageWrite:
+        return StageWrite(self.file, pieces, self._messages, self._size, append_ms, self._shared.committer.syncs_stages)
+
+    def replay(self, pieces: Sequence[StagePiece], append_ms: int) -> tuple[StageWrite, Callable[[Any], None]]:
+        """Return the work that brings frames here which another broker has made durable, and what takes its result.
+
+        No other write of this stage may be under way.
+        """
+        writing = self._write_of(pieces, append_ms)
+        self._taken += sum([piece.count for piece in pieces])
+        return writing, partial(self._written, writing)
 
     def _written(self, writing: StageWrite, result: int | FailedBatch | BaseException) -> None:
         answered, self._writing = self._writing, []
@@ -257,6 +269,11 @@ def end_text(stopped: LogEnd) -> str:
     return f"its records end here, but the last clean stop left {stopped.last} messages in {stopped.size} bytes"
 
 
+def new_stage_id() -> str:
+    """Return an id that was never used."""
+    return f"{secrets.randbits(64):016x}"
+
+
 class LocalStages:
     """The `staged` directory."""
 
@@ -317,9 +334,9 @@ class LocalStages:
         stage.failure = LogDamaged(stage.file.path, stage.size, what)
         return f"stage {stage.stage_id} of transaction {stage.transaction!r} cannot be committed: {stage.failure}"
 
-    def create(self, transaction: str, number: int | None) -> LocalStage:
+    def create(self, transaction: str, number: int | None, stage_id: str = "") -> LocalStage:
         """Make a stage durably; it is not yet among the known ones. Blocks. Raises OSError."""
-        stage_id = f"{secrets.randbits(64):016x}"
+        stage_id = stage_id or new_stage_id()
         file = StageFile(self._shared.files, self._path(stage_id))
         try:
             size = file.create(transaction, number, self._shared.clock())

@@ -1,0 +1,1 @@
+"""A data directory that follows a cell's journal, and may own it."""

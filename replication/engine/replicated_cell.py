@@ -1,0 +1,268 @@
+"""A local data directory that follows a cell's journal, and may become its owner."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
+
+import trio
+
+from qb.core.wire.clock import now_ms
+from qb.replication.engine.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from qb.replication.engine.checkpoint_files import CapturedEnds, DoomedFiles, LookAtMetadata, MetadataEnd
+from qb.replication.engine.follower import Follower
+from qb.replication.engine.replicated_engine import ReplicatedEngine
+from qb.replication.journal.journal import Journal
+from qb.replication.journal.journal_store import Fenced, JournalError
+from qb.replication.journal.record_chain import ChainPoint
+from qb.storage.cut_back import ANEW, CopyEnds, cut_back, wipe
+from qb.storage.data_directory import prepare
+from qb.storage.directory_lock import DirectoryLock
+from qb.storage.engine import Engine
+from qb.storage.files import CannotOpen, SyncFailed, make_directory
+from qb.storage.local_engine import EngineSettings
+from qb.storage.metadata.metadata_files import DIRECTORY, read_newest
+
+logger = logging.getLogger(__name__)
+CHECKPOINT_EVERY = 5.0  # seconds
+LOOK_EVERY = 1.0  # seconds between two looks of an owner for a fence of another one
+
+
+class ReplicatedCell:
+    """A copy of a cell on this disk. Belongs to the event loop; open() blocks.
+
+    Example:
+        >>> cell = await trio.to_thread.run_sync(ReplicatedCell.open, settings, journal, "QB_main of cluster C1")
+        >>> nursery.start_soon(cell.run)
+        >>> with trio.move_on_after(60):
+        ...     await cell.follow()
+        >>> engine = await cell.take_over()
+    """
+
+    def __init__(self, journal: Journal, engine: ReplicatedEngine, checkpoint: Checkpoint) -> None:
+        """Use open()."""
+        self._journal, self._engine = journal, engine
+        self._follower = Follower(engine, checkpoint.point)
+        self._stored = checkpoint  # the newest one on the disk
+        self._storing = trio.Lock()
+        self._is_owner = False
+
+    @classmethod
+    def open(
+        cls, settings: EngineSettings, journal: Journal, identity: str, *, clock: Callable[[], int] = now_ms
+    ) -> ReplicatedCell:
+        """Lock the directory, and cut its files back to the checkpoint. Blocks.
+
+        Args:
+            identity: Of the stream that the journal is in; a directory is the copy of one stream only.
+
+        Raises:
+            CannotOpen: It is in use, damaged, a copy of another stream, or no copy at all.
+        """
+        data_dir = Path(settings.data_dir)
+        try:
+            make_directory(data_dir)
+            lock = DirectoryLock(data_dir)
+            try:
+                checkpoint = _begun(data_dir, identity)
+                ends = _cut_back(data_dir, checkpoint)
+                engine = ReplicatedEngine(settings, clock, lock, ends)
+            except BaseException:
+                lock.close()
+                raise
+            engine.recover()
+        except CannotOpen:
+            raise
+        except OSError as error:
+            raise CannotOpen(f"{data_dir} cannot be opened: {error}") from error
+        return cls(journal, engine, checkpoint)
+
+    # What is known
+
+    @property
+    def lost(self) -> trio.Event:
+        """Set when the tenure is over (fenced, journal lost, disk failed): this process must behave as killed."""
+        return self._engine.committer.lost
+
+    @property
+    def why(self) -> BaseException | None:
+        """Why it is."""
+        return self._engine.committer.failure
+
+    @property
+    def point(self) -> ChainPoint:
+        """How far the copy has come."""
+        return self._journal.point if self._is_owner else self._follower.point
+
+    @property
+    def applied(self) -> int:
+        """The position in the journal up to which the copy has everything."""
+        return self.point.position
+
+    @property
+    def epoch(self) -> int:
+        """The newest epoch that was read; of an owner its own."""
+        return self.point.epoch
+
+    @property
+    def owner(self) -> str:
+        """Who has written the newest fence, as far as it was read since the start."""
+        return self._follower.owner
+
+    # Roles
+
+    async def run(self) -> None:
+        """Run the threads of the copy and its checkpoints, until cancelled; it outlives follow() and a tenure."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._engine.keep_copy)
+            nursery.start_soon(self._store_checkpoints)
+            nursery.start_soon(self._notice_failures)
+            nursery.start_soon(self._look_for_fences)
+
+    async def follow(self) -> None:
+        """Apply entries as they come, until cancelled.
+
+        Raises JournalLost, JournalGap, CopyDiffers (the copy must be taken anew), and OSError if this disk fails.
+        """
+        lane = self._engine.lane
+        error: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._end_when_broken, nursery.cancel_scope)
+            try:
+                await self._apply_until(lambda: False)
+            except (JournalError, OSError) as failed:
+                error = failed
+            nursery.cancel_scope.cancel()
+        if error or lane.failure:
+            raise error or lane.failure  # type: ignore[misc]
+
+    async def _end_when_broken(self, scope: trio.CancelScope) -> None:
+        await self._engine.lane.broken.wait()
+        scope.cancel()
+
+    async def _apply_until(self, done: Callable[[], bool]) -> None:
+        """Apply what comes until something holds, or this disk fails."""
+        async with aclosing(self._journal.follow(self._follower.point)) as following:
+            async for entries in following:
+                await self._follower.apply(entries)
+                if done() or self._engine.lane.failure is not None:
+                    return
+
+    async def take_over(self) -> Engine:
+        """Become the owner: read to the end, fence all others, read back and apply. Nothing else may follow meanwhile.
+
+        Raises as Journal.take_over() and follow().
+        """
+        await self._catch_up()
+        taken = await self._journal.take_over(self._follower.point)
+        if self._follower.epoch < taken.tenure.epoch:
+            await self._apply_until(lambda: self._follower.epoch >= taken.tenure.epoch)
+        await self._engine.lane.drained()
+        if self._engine.lane.failure is not None:
+            raise self._engine.lane.failure
+        self._engine.committer.own(self._journal)
+        self._is_owner = True
+        return self._engine
+
+    async def _catch_up(self) -> None:
+        while entries := await self._journal.read(self._follower.point):
+            await self._follower.apply(entries)
+
+    async def release(self) -> None:
+        """End a tenure or a life as a follower in good order: all that was taken is applied, a checkpoint is written.
+
+        The engine's run() has returned before. Raises OSError.
+        """
+        await self._engine.lane.drained()
+        if not self.lost.is_set():
+            await self._checkpoint()
+
+    def close(self) -> None:
+        """Release files and the lock. Nothing else may be called after."""
+        self._engine.close_copy()
+
+    # The end of a tenure
+
+    async def _notice_failures(self) -> None:
+        await self._engine.lane.broken.wait()
+        if self._is_owner:
+            assert self._engine.lane.failure is not None
+            self._engine.committer.lose(self._engine.lane.failure)
+
+    async def _look_for_fences(self) -> None:
+        """An owner that has nothing to write finds out too that another one has taken over."""
+        while True:
+            await trio.sleep(LOOK_EVERY)
+            if self._is_owner and not self.lost.is_set():
+                point = self._journal.point
+                try:
+                    entries = await self._journal.read(point, 2)
+                except JournalError as error:
+                    self._engine.committer.lose(error)
+                    return
+                if entries and entries[-1].epoch > point.epoch and entries[-1].epoch > self._journal.point.epoch:
+                    self._engine.committer.lose(Fenced(entries[-1].epoch))
+
+    # Checkpoints
+
+    async def _store_checkpoints(self) -> None:
+        while True:
+            await trio.sleep(CHECKPOINT_EVERY)
+            try:
+                await self._checkpoint()
+            except SyncFailed as error:
+                self._engine.lane.end(error)
+            except OSError as error:
+                logger.warning("the checkpoint could not be written, and is tried again: %s", error)
+
+    async def _checkpoint(self) -> None:
+        """Sync what has changed and note how far it goes. Raises OSError, SyncFailed."""
+        async with self._storing:
+            point, lane, engine = self.point, self._engine.lane, self._engine
+            if point.position == self._stored.point.position or lane.failure is not None:
+                return
+            captured: list[tuple[CapturedEnds, DoomedFiles]] = []
+            done = trio.Event()
+
+            def look(metadata: MetadataEnd) -> None:
+                captured.append((engine.capture(metadata), engine.checkpoint_files.doomed(engine.metadata_log)))
+                done.set()
+
+            lane.put(LookAtMetadata(engine.metadata_log), look)
+            if not await lane.reached(done):
+                return
+            ends, doomed = captured[0]
+            checkpoint = Checkpoint(identity=self._stored.identity, point=point, ends=ends.ends)
+            await trio.to_thread.run_sync(ends.store, engine.data_dir, checkpoint)
+            self._stored = checkpoint
+            lane.put(engine.checkpoint_files.stored(ends, doomed), _nothing)
+
+
+def _nothing(_: object) -> None:
+    pass
+
+
+def _begun(data_dir: Path, identity: str) -> Checkpoint:
+    """Return the checkpoint of a copy, also of one that is about to begin. Raises CannotOpen."""
+    checkpoint = read_checkpoint(data_dir)
+    if checkpoint is None:
+        if (data_dir / "format").exists() or (data_dir / "topics").exists():
+            raise CannotOpen(f"{data_dir} belongs to a broker with the local engine: it is no copy of a journal")
+        checkpoint = Checkpoint(identity=identity)
+        write_checkpoint(data_dir, checkpoint)
+    if checkpoint.identity != identity:
+        raise CannotOpen(f"{data_dir} is a copy of {checkpoint.identity!r}, and the journal is {identity!r}. {ANEW}")
+    return checkpoint
+
+
+def _cut_back(data_dir: Path, checkpoint: Checkpoint) -> CopyEnds:
+    if checkpoint.ends is not None:
+        cut_back(data_dir, checkpoint.ends)
+        return checkpoint.ends
+    wipe(data_dir)
+    prepare(data_dir)
+    metadata = read_newest(data_dir / DIRECTORY)
+    path = metadata.path.relative_to(data_dir).as_posix()
+    return CopyEnds(metadata=path, metadata_end=metadata.log_end, topics={}, partitions={}, stages={})
