@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ from qb.core.settings import StorageSettings
 from qb.replication.engine.replicated_cell import ReplicatedCell
 from qb.replication.journal.journal import Journal
 from qb.replication.journal.journal_store import JournalStore, Timers
-from qb.replication.journal.memory_store import MemoryStore, MemoryStream
 from qb.storage.engine import Engine
 from qb.storage.verification import verify
 from tests.support.stores import Clock, messages
+from tests.support.waiting import until
 
 IDENTITY = "the stream of a test"
 
@@ -43,8 +43,7 @@ class CellNode:
         """Follow until something holds."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.cell.follow)
-            while not done():  # noqa: ASYNC110
-                await trio.sleep(0.01)
+            await until(done)
             nursery.cancel_scope.cancel()
 
     async def kill(self) -> None:
@@ -112,13 +111,3 @@ def proved(directory: Path) -> None:
     """The directory is whole."""
     report = verify(directory)
     assert report.findings == [], report.findings
-
-
-@asynccontextmanager
-async def memory_cells(nursery: trio.Nursery, directory: Path, timers: Timers) -> AsyncIterator[Cells]:
-    """Cells over one stream in memory."""
-    stream = MemoryStream()
-    yield Cells(nursery, directory, lambda: MemoryStore(stream, timers, most_bytes=4096), timers)
-
-
-Step = Callable[[Engine], Awaitable[None]]
