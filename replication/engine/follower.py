@@ -28,16 +28,16 @@ class Follower:
     """How far a copy has come. Belongs to the event loop."""
 
     def __init__(self, engine: ReplicatedEngine, point: ChainPoint) -> None:
-        self._engine, self._lane = engine, engine.lane
-        self.point = point  # all up to here has been given to the lane
+        self._engine, self._queue = engine, engine.queue
+        self.point = point  # all up to here has been given to the queue
         self.epoch, self.owner = point.epoch, ""  # of the newest fence
 
     async def apply(self, entries: Sequence[JournalEntry]) -> None:
         """Apply entries in their order. Raises CopyDiffers, UnknownPayload; if it is cancelled, `point` is right."""
         for entry in entries:
-            if self._lane.waiting > MOST_WAITING:
-                await self._lane.drained()
-            if self._lane.failure is not None:
+            if self._queue.waiting > MOST_WAITING:
+                await self._queue.drained()
+            if self._queue.failure is not None:
                 return
             if entry.payload is None:
                 self.epoch, self.owner = entry.epoch, entry.owner
@@ -51,7 +51,7 @@ class Follower:
         if isinstance(payload, BatchPayload):
             await self._take_batch(payload)
         elif isinstance(payload, ChangesPayload):
-            await self._lane.drained()
+            await self._queue.drained()
             await self._engine.replay_changes(payload.body)
         elif isinstance(payload, StagePayload):
             await self._take_frames(payload)
@@ -60,18 +60,18 @@ class Follower:
         batch = payload.batch
         log = self._engine.log_of(payload.uid, payload.partition)
         if log is None:
-            await self._lane.drained()  # its topic is being made
+            await self._queue.drained()  # its topic is being made
             log = self._engine.log_of(payload.uid, payload.partition)
         if log is None or log.next_offset != batch.first_offset:
             name = f"{log.topic}/{log.partition}" if log else f"partition {payload.partition} of {payload.uid:016x}"
             raise CopyDiffers(f"the journal goes on with offset {batch.first_offset} of {name}, and the copy does not")
         if not log.may_replay(batch.append_ms):
-            await self._lane.drained()
+            await self._queue.drained()
         work, finished = log.replay(batch, payload.ranges)
         self._engine.apply(work, finished)
 
     async def _take_frames(self, payload: StagePayload) -> None:
-        await self._lane.drained()
+        await self._queue.drained()
         stage = self._engine.stage(payload.stage_id)
         if stage is None or stage.messages != payload.first:
             what = f"message {payload.first} of stage {payload.stage_id}"

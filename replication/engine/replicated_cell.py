@@ -126,7 +126,7 @@ class ReplicatedCell:
 
         Raises JournalLost, JournalGap, CopyDiffers (the copy must be taken anew), and OSError if this disk fails.
         """
-        lane = self._engine.lane
+        queue = self._engine.queue
         error: Exception | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_when_broken, nursery.cancel_scope)
@@ -135,11 +135,11 @@ class ReplicatedCell:
             except (JournalError, OSError) as failed:
                 error = failed
             nursery.cancel_scope.cancel()
-        if error or lane.failure:
-            raise error or lane.failure  # type: ignore[misc]
+        if error or queue.failure:
+            raise error or queue.failure  # type: ignore[misc]
 
     async def _end_when_broken(self, scope: trio.CancelScope) -> None:
-        await self._engine.lane.broken.wait()
+        await self._engine.queue.broken.wait()
         scope.cancel()
 
     async def _apply_until(self, done: Callable[[], bool]) -> None:
@@ -147,7 +147,7 @@ class ReplicatedCell:
         async with aclosing(self._journal.follow(self._follower.point)) as following:
             async for entries in following:
                 await self._follower.apply(entries)
-                if done() or self._engine.lane.failure is not None:
+                if done() or self._engine.queue.failure is not None:
                     return
 
     async def take_over(self) -> Engine:
@@ -159,9 +159,9 @@ class ReplicatedCell:
         taken = await self._journal.take_over(self._follower.point)
         if self._follower.epoch < taken.tenure.epoch:
             await self._apply_until(lambda: self._follower.epoch >= taken.tenure.epoch)
-        await self._engine.lane.drained()
-        if self._engine.lane.failure is not None:
-            raise self._engine.lane.failure
+        await self._engine.queue.drained()
+        if self._engine.queue.failure is not None:
+            raise self._engine.queue.failure
         self._engine.committer.own(self._journal)
         self._is_owner = True
         return self._engine
@@ -175,7 +175,7 @@ class ReplicatedCell:
 
         The engine's run() has returned before. Raises OSError.
         """
-        await self._engine.lane.drained()
+        await self._engine.queue.drained()
         if not self.lost.is_set():
             await self._checkpoint()
 
@@ -186,10 +186,10 @@ class ReplicatedCell:
     # The end of a tenure
 
     async def _notice_failures(self) -> None:
-        await self._engine.lane.broken.wait()
+        await self._engine.queue.broken.wait()
         if self._is_owner:
-            assert self._engine.lane.failure is not None
-            self._engine.committer.lose(self._engine.lane.failure)
+            assert self._engine.queue.failure is not None
+            self._engine.committer.lose(self._engine.queue.failure)
 
     async def _look_for_fences(self) -> None:
         """An owner that has nothing to write finds out too that another one has taken over."""
@@ -213,15 +213,15 @@ class ReplicatedCell:
             try:
                 await self._checkpoint()
             except SyncFailed as error:
-                self._engine.lane.end(error)
+                self._engine.queue.end(error)
             except OSError as error:
                 logger.warning("the checkpoint could not be written, and is tried again: %s", error)
 
     async def _checkpoint(self) -> None:
         """Sync what has changed and note how far it goes. Raises OSError, SyncFailed."""
         async with self._storing:
-            point, lane, engine = self.point, self._engine.lane, self._engine
-            if point.position == self._stored.point.position or lane.failure is not None:
+            point, queue, engine = self.point, self._engine.queue, self._engine
+            if point.position == self._stored.point.position or queue.failure is not None:
                 return
             captured: list[tuple[CapturedEnds, DoomedFiles]] = []
             done = trio.Event()
@@ -230,14 +230,14 @@ class ReplicatedCell:
                 captured.append((engine.capture(metadata), engine.checkpoint_files.doomed(engine.metadata_log)))
                 done.set()
 
-            lane.put(LookAtMetadata(engine.metadata_log), look)
-            if not await lane.reached(done):
+            queue.put(LookAtMetadata(engine.metadata_log), look)
+            if not await queue.reached(done):
                 return
             ends, doomed = captured[0]
             checkpoint = Checkpoint(identity=self._stored.identity, point=point, ends=ends.ends)
             await trio.to_thread.run_sync(ends.store, engine.data_dir, checkpoint)
             self._stored = checkpoint
-            lane.put(engine.checkpoint_files.stored(ends, doomed), _nothing)
+            queue.put(engine.checkpoint_files.stored(ends, doomed), _nothing)
 
 
 def _nothing(_: object) -> None:

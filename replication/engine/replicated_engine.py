@@ -13,7 +13,7 @@ import msgspec
 import trio
 
 from qb.core.wire.errors import ShuttingDown, TopicExists, UnknownTopic
-from qb.replication.engine.apply_lane import ApplyLane
+from qb.replication.engine.apply_queue import ApplyQueue
 from qb.replication.engine.cell_changes import TOPIC, CellChanges, cell_changes
 from qb.replication.engine.checkpoint_files import CapturedEnds, CheckpointFiles, MetadataEnd
 from qb.replication.engine.replicated_committer import ReplicatedCommitter
@@ -93,7 +93,7 @@ class ReplicatedEngine(LocalEngine):
 
     def _new_committer(self) -> Committer:
         self._appliers = self._new_threads("applier", 1)
-        self.lane = ApplyLane(self._appliers, self._completions)
+        self.queue = ApplyQueue(self._appliers, self._completions)
         self.committer = ReplicatedCommitter(self, self._completions)
         return self.committer
 
@@ -131,7 +131,7 @@ class ReplicatedEngine(LocalEngine):
         if isinstance(work, MetadataCommit):
             self._apply_changes(work, finished)
         else:
-            self.lane.put(work, finished, is_short=isinstance(work, BatchCommit) and work.is_short)
+            self.queue.put(work, finished, is_short=isinstance(work, BatchCommit) and work.is_short)
 
     def _apply_changes(self, work: MetadataCommit, finished: Callable[[Any], None]) -> None:
         topics = self._topics | {name: kept.topic for name, kept in self._retired.items()}
@@ -143,7 +143,7 @@ class ReplicatedEngine(LocalEngine):
             self._take_in_files(plan, made)
             finished(seconds)
 
-        self.lane.put(AppliedChanges(work, partial(self._make_files, plan)), done, is_short=is_short)
+        self.queue.put(AppliedChanges(work, partial(self._make_files, plan)), done, is_short=is_short)
 
     def _make_files(self, plan: CellChanges) -> MadeFiles:
         """Make and hide what comes and goes. Blocks. Raises OSError."""
@@ -295,7 +295,7 @@ class ReplicatedEngine(LocalEngine):
                 await self._finish()
 
     async def _finish(self) -> None:
-        """Have all that was taken committed. What cannot be is answered by nobody: its outcome is unknown."""
+        """Have all that was taken committed. What cannot be is not answered: its outcome is unknown."""
         with trio.move_on_after(FINISH_WITHIN) as limit:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._end_when_lost, nursery.cancel_scope)
@@ -332,7 +332,7 @@ class ReplicatedEngine(LocalEngine):
             try:
                 await trio.to_thread.run_sync(self._lock.check)
             except DirectoryLost as lost:
-                self.lane.end(lost)
+                self.queue.end(lost)
                 return
             except OSError:
                 continue

@@ -83,7 +83,7 @@ class Cells:
 async def caught_up(node: CellNode, position: int) -> None:
     """Follow up to a position, and until all of that is on this disk."""
     await node.follow_until(lambda: node.cell.applied >= position)
-    await node.cell._engine.lane.drained()
+    await node.cell._engine.queue.drained()
 
 
 async def answers(engine: Any) -> dict[str, Any]:

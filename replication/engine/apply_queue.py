@@ -15,10 +15,10 @@ from qb.storage.commit.writer_threads import WorkerSlot, WriterThreads, result_o
 from qb.storage.signals import Signal
 
 
-class ApplyLane:
+class ApplyQueue:
     """One thread and the works that wait for it. Belongs to the event loop.
 
-    Everything that it is given is in the journal for good. So a work that fails here ends the lane: nothing behind it
+    Everything that it is given is in the journal for good. So a work that fails here ends the queue: nothing behind it
     is carried out, and `broken` is set.
     """
 
@@ -59,7 +59,7 @@ class ApplyLane:
         self._changed.set()
 
     async def reached(self, done: trio.Event) -> bool:
-        """Return when an event is set by a work, and whether it is: False if the lane is broken before."""
+        """Return when an event is set by a work, and whether it is: False if the queue is broken before."""
         while not done.is_set() and self.failure is None:
             await self._changed.wait()
         return done.is_set()
@@ -71,6 +71,6 @@ class ApplyLane:
         self._changed.set()
 
     async def drained(self) -> None:
-        """Return when all that was given is done, or the lane is broken."""
+        """Return when all that was given is done, or the queue is broken."""
         while self._thread.busy and self.failure is None:
             await self._changed.wait()
