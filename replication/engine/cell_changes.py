@@ -58,7 +58,7 @@ def cell_changes(
 
 def _take_topic(found: CellChanges, known: Topic | None, value: StoredValue | None) -> None:
     wanted = None if value is None else msgspec.json.decode(value.data, type=Topic)
-    if known is not None and (wanted is None or wanted.uid != known.uid):
+    if known is not None and (wanted is None or wanted.number != known.number):
         found.removed.append(known)
         known = None
     if wanted is not None and known is None:

@@ -123,7 +123,7 @@ class CheckpointFiles:
         ends = CopyEnds(
             metadata=self._key(metadata.path),
             metadata_end=metadata.end,
-            topics={name: topic.uid for name, topic in topics.items()},
+            topics={name: f"{topic.number:016x}" for name, topic in topics.items()},
             partitions=partitions,
             stages={proof_key(path): end for path, end in stage_ends.items()},
         )

@@ -122,7 +122,7 @@ class ReplicatedEngine(LocalEngine):
 
     def uid_of(self, topic: str) -> int:
         """Return the unique id of a topic."""
-        return int(self._topics[topic].uid, 16)
+        return self._topics[topic].number
 
     # Applying what is committed
 
@@ -147,7 +147,7 @@ class ReplicatedEngine(LocalEngine):
 
     def _make_files(self, plan: CellChanges) -> MadeFiles:
         """Make and hide what comes and goes. Blocks. Raises OSError."""
-        hidden = [self._directories.hide(topic.topic, topic.uid) for topic in plan.removed]
+        hidden = [self._directories.hide(topic.topic, f"{topic.number:016x}") for topic in plan.removed]
         created = []
         for topic in plan.created:
             self._directories.create(self._files, topic.topic, topic.partitions, topic.created_ms)
@@ -182,12 +182,12 @@ class ReplicatedEngine(LocalEngine):
 
     def _keep(self, topic: Topic, parts: list[RecoveredLog]) -> None:
         super()._keep(topic, parts)
-        self._by_uid[int(topic.uid, 16)] = topic.topic
+        self._by_uid[topic.number] = topic.topic
 
     def _forget_topic(self, topic: Topic, hidden: Path) -> None:
         for log in self._retired.pop(topic.topic).logs:
             log.forget()
-        self._by_uid.pop(int(topic.uid, 16), None)
+        self._by_uid.pop(topic.number, None)
         self.checkpoint_files.doom_topic(self._directories.partition(topic.topic, 0).parent, hidden)
 
     def _grow_kept(self, topic: Topic, parts: list[RecoveredLog]) -> None:
