@@ -54,7 +54,9 @@ def _carry_out(argv: Sequence[str]) -> int:
         return _print(Outcome(None, str(answer)), as_json=False, raw=False)
     escape_warnings()
     settings = load([], os.environ).settings
-    args.broker_is_given, args.timeout_is_given = bool(args.host or args.port), bool(args.timeout)
+    if not (args.servers or args.host or args.port):
+        args.servers = settings.client.servers
+    args.broker_is_given, args.timeout_is_given = bool(args.host or args.port or args.servers), bool(args.timeout)
     if args.host and "://" in args.host and not args.port:  # an address with a port of its own
         args.port = parse_address(args.host).port
         args.host = re.sub(r":\d+/?\Z", "", args.host)

@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from qb.cli.cluster import cluster_commands
 from qb.cli.commands import (
     bench_commands,
     consume_commands,
@@ -27,7 +28,7 @@ from qb.cli.commands import (
     verify_commands,
 )
 from qb.cli.terminal.command import Command, UsageError, of_kind
-from qb.core.wire.value_kinds import INTEGER, SECONDS, TEXT
+from qb.core.wire.value_kinds import INTEGER, NAMES, SECONDS, TEXT
 from qb.core.wire.version import __version__
 
 GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
@@ -38,6 +39,7 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
     ("Consumer groups", group_commands.COMMANDS),
     ("Transactions", transaction_commands.COMMANDS),
     ("The broker", health_commands.COMMANDS + bench_commands.COMMANDS),
+    ("A cluster of brokers", cluster_commands.COMMANDS),
     ("Users and rights", users_commands.COMMANDS + tls_commands.COMMANDS),
     ("The data directory", verify_commands.COMMANDS),
 )
@@ -75,7 +77,7 @@ def parse(program: str, argv: Sequence[str]) -> argparse.Namespace:
     parser = _Parser(page, prog=program)
     parser.add_argument("--version", action=_Show, nargs=0, const=f"qb {__version__}")
     _add_common(parser)
-    parser.set_defaults(run=None, host=None, port=None, timeout=None, client_id=None, json=False, raw=False)
+    parser.set_defaults(run=None, host=None, port=None, servers=(), timeout=None, client_id=None, json=False, raw=False)
     nested = {"": parser.add_subparsers(metavar="COMMAND")}
     for _, commands in GROUPS:
         for command in commands:
@@ -95,6 +97,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
     add("--host", "the broker's address", type=of_kind(TEXT))
     add("--port", "the broker's port", type=of_kind(INTEGER.within(1, 65535)))
+    add("--servers", "brokers of a cluster, with commas between, in place of host and port", type=of_kind(NAMES))
     add("--client-id", "name shown in the broker's logs and tools", metavar="ID")
     add("--timeout", "how long to wait for an answer", type=of_kind(SECONDS.within(0.001)), metavar="SECONDS")
     add("--json", "print one JSON value instead of text", action="store_true")
@@ -121,7 +124,7 @@ def overview(program: str) -> str:
     for title, commands in GROUPS:
         lines += [title, *(f"  {command.name.ljust(width)}  {command.help}" for command in commands), ""]
     lines += [
-        "For every command, before or after it: --host --port --client-id --timeout --json --raw",
+        "For every command, before or after it: --host --port --servers --client-id --timeout --json --raw",
         f"More about one, with an example: {program} publish --help",
     ]
     return "\n".join(lines)

@@ -65,7 +65,7 @@ class DeliveryReceipts:
         self._renew = renew
         self._awaited: deque[AwaitedDelivery] = deque()
         self._some = trio.Event()
-        self.available = unacknowledged(transport.sock) is not None
+        self.available = self._acknowledged() is not None
 
     def expect(self, delivery: PushedRun) -> None:
         """Note a delivery that has just been given to the transport."""
@@ -75,16 +75,22 @@ class DeliveryReceipts:
 
     def look(self) -> bool:
         """See what the peer has acknowledged since the last look; returns whether it was something."""
-        waiting = unacknowledged(self._transport.sock) if self._awaited else None
-        if waiting is None:
+        acknowledged = self._acknowledged() if self._awaited else None
+        if acknowledged is None:
             return False
-        acknowledged = self._transport.taken - waiting
         received = []
         while self._awaited and self._awaited[0].position <= acknowledged:
             received.append(self._awaited.popleft())
         if received:
             self._received(received)
         return bool(received)
+
+    def _acknowledged(self) -> int | None:
+        """Return how many bytes the peer has; None: the system cannot say it."""
+        if self._transport.acked_by_peer is not None:
+            return self._transport.acked_by_peer
+        waiting = unacknowledged(self._transport.sock)
+        return None if waiting is None else self._transport.taken - waiting
 
     async def run(self) -> None:
         """Look again and again while something is awaited, until cancelled."""

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import trio
 
@@ -32,6 +32,7 @@ from qb.storage.file_limit import most_connections
 
 log = logging.getLogger("qb.server")
 
+AnyTransport = TypeVar("AnyTransport", bound=Transport)
 _OUT_OF_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
@@ -116,7 +117,7 @@ class ListeningDoor(NamedTuple):
             listener.close()
 
 
-def _limits(settings: Settings) -> ConnectionLimits:
+def limits_of(settings: Settings) -> ConnectionLimits:
     by_door = {
         "json": (settings.json.max_connections, "QB_JSON_MAX_CONNECTIONS"),
         "http": (settings.http.max_connections, "QB_HTTP_MAX_CONNECTIONS"),
@@ -133,14 +134,15 @@ class Peers:
         self._tls = tls
         self._broker = broker
         self._sessions: set[PeerSession] = set()
-        self._limits = _limits(broker.settings)
+        self._limits = limits_of(broker.settings)
         self._budget = InputBudget(broker.settings.server.max_unfinished_bytes, broker.settings.server.frame_deadline)
         self._unread = OutputBudget(broker.settings.server.max_unread_bytes)
         self._briefs = brief_scopes()
         self._faults = Faults()
         low_latency = broker.settings.server.low_latency
         commit_step, is_tight = broker.engine.commit_step, self._budget.is_tight
-        self._poll = SocketPoll(commit_step, is_tight, low_latency) if AVAILABLE else None
+        self._check = broker.ownership.check if broker.ownership is not None else None
+        self._poll = SocketPoll(commit_step, is_tight, low_latency, self._check) if AVAILABLE else None
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -162,11 +164,18 @@ class Peers:
             self._welcome(sock, address[0], address[1], door, sessions)
 
     def _welcome(self, sock: socket.socket, host: str, port: int, door: Door, sessions: trio.Nursery) -> None:
-        address = f"{host}:{port}"
         if self._tls is not None:
-            transport: Transport = TlsTransport(sock, self._tls.context, self._poll, self._budget, self._unread)
+            shared = self._poll, self._budget, self._unread, self._check
+            self.admit(TlsTransport(sock, self._tls.context, *shared), host, f"{host}:{port}", door, sessions)
         else:
-            transport = Transport(sock, self._poll, self._budget, self._unread)
+            self.admit(self.transport(Transport, sock), host, f"{host}:{port}", door, sessions)
+
+    def transport(self, kind: type[AnyTransport], sock: socket.socket) -> AnyTransport:
+        """Return a transport that shares the poll and the budgets of all peers."""
+        return kind(sock, self._poll, self._budget, self._unread, self._check)
+
+    def admit(self, transport: Transport, host: str, address: str, door: Door, sessions: trio.Nursery) -> None:
+        """Start the session of a peer at `host`, unless there are too many; `address` is how the log calls it."""
         users = self._broker.access.users
         allowance = users.of_address(host) if users.enabled else None
         try:

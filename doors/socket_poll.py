@@ -51,16 +51,19 @@ class SocketPoll:
         commit_step: Callable[[bool], AbstractContextManager[PollStep | None]] = _apart,
         is_tight: Callable[[], bool] = lambda: False,
         low_latency: bool = False,
+        check: Callable[[], None] | None = None,
     ) -> None:
         """`commit_step` is entered around the calls of one step, with whether only one peer is being served.
 
         `is_tight` says whether peers hold so much that little should be received of each. With `low_latency` the event
-        loop stays awake for the next message of a peer that publishes one at a time.
+        loop stays awake for the next message of a peer that publishes one at a time. `check` is called where a step
+        begins, and returns only if this broker may answer.
         """
         self._epoll = select.epoll()
         self._commit_step = commit_step
         self._is_tight = is_tight
         self._low_latency = low_latency
+        self._check = check
         self._speaker = -1  # the descriptor of the peer that spoke last
         self._others_spoke = perf_counter()  # when another one did
         self._attended: dict[int, tuple[socket.socket, Take, int]] = {}
@@ -100,6 +103,8 @@ class SocketPoll:
 
     def _attend(self, ready: Ready) -> bool:
         """Take what these bring, in one step; returns whether that was a lone publish, and is done."""
+        if self._check is not None:
+            self._check()
         if self._behind:
             waiting, self._behind = self._behind, []
             ready = [*waiting, *(each for each in ready if each not in waiting)]

@@ -86,8 +86,9 @@ class TlsTransport(Transport):
         poll: SocketPoll | None = None,
         incoming: InputBudget | None = None,
         outgoing: OutputBudget | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(sock, poll, incoming, outgoing)
+        super().__init__(sock, poll, incoming, outgoing, check)
         self._received, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._received, self._to_send, server_side=True)
         self._peeked = b""

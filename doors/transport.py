@@ -48,12 +48,15 @@ class Transport:
         poll: SocketPoll | None = None,
         incoming: InputBudget | None = None,
         outgoing: OutputBudget | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
+        """`check` is called before anything is sent: it returns only if this broker may answer."""
         sock.setblocking(False)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # the kernel finds out when its machine is gone
         self.unfinished = UnfinishedInput(incoming or InputBudget())
+        self._check = check
         self.unread = outgoing or OutputBudget()  # what all peers together have not read
         self._socket = sock
         self._poll = poll
@@ -66,6 +69,7 @@ class Transport:
         self.gone = False
         self.common_name: str | None = None  # of the peer's certificate, if it has shown one
         self.pace: Pace | None = None  # None: as fast as it can
+        self.acked_by_peer: int | None = None  # bytes that a peer behind a relay has; None: the kernel knows
 
     @property
     def sock(self) -> socket.socket:
@@ -175,6 +179,8 @@ class Transport:
         self.unread.queue(self, self.queued - before)
 
     def _send_now(self, parts: Sequence[bytes | memoryview]) -> int:
+        if self._check is not None:
+            self._check()
         try:
             taken = self._socket.sendmsg(parts[:PARTS_AT_ONCE]) if len(parts) > 1 else self._socket.send(parts[0])
         except (BlockingIOError, InterruptedError):

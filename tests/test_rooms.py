@@ -50,7 +50,7 @@ def layer_of(module: str) -> Layer:
 
 
 def test_the_table_is_there_and_looks_only_down() -> None:
-    assert len(LAYERS) == 13
+    assert len(LAYERS) == 14
     above: set[str] = set()
     for layer in LAYERS:
         assert layer.may_import <= above, f"{layer.name} looks up"
@@ -119,7 +119,7 @@ def test_a_class_name_stands_for_one_thing() -> None:
     assert twice == {}
 
 
-@pytest.mark.parametrize("room", ["core", "storage", "doors", "clients", "cli", "testing", "replication"])
+@pytest.mark.parametrize("room", ["core", "storage", "doors", "clients", "cli", "testing", "replication", "cluster"])
 def test_a_room_is_never_imported_by_a_second_name(room: str) -> None:
     shown = subprocess.run([sys.executable, "-c", f"import {room}"], cwd=ROOT, capture_output=True, text=True)
     assert f"ImportError: this package is qb.{room}, not {room}" in shown.stderr

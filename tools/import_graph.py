@@ -12,7 +12,7 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
 PACKAGES = {"qb": PROJECT / "src" / "qb", "pyspark_qb": PROJECT / "pyspark_qb"}
-LINKED = ("core", "storage", "doors", "clients", "cli", "testing", "replication")  # what src/qb links to
+LINKED = ("core", "storage", "doors", "clients", "cli", "testing", "replication", "cluster")  # what src/qb links to
 
 
 def modules() -> dict[str, Path]:

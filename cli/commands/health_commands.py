@@ -15,7 +15,7 @@ def _ping_arguments(parser: argparse.ArgumentParser) -> None:
 def _ping(args: argparse.Namespace) -> Outcome:
     with broker(args) as client:
         times_ms = [round(client.ping() * 1000, 3) for _ in range(args.count)]
-    address = f"{args.host}:{args.port}"
+        address = f"{client.host}:{client.port}"
     data = {"address": address, "round_trips_ms": times_ms}
     return Outcome(data, "\n".join(f"{address} answered in {time_ms:.3f} ms" for time_ms in times_ms))
 

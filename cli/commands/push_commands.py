@@ -184,7 +184,7 @@ def _worker(args: argparse.Namespace) -> Outcome:
     with _patient(args, stop) as client:
         given: dict[str, Any] = {"batch_handler": function} if args.batch else {"handler": function}
         subscriber = client.subscribe_to_subscription(args.subscription, concurrency=args.concurrency, **given)
-        log.info("%s handles '%s' of %s:%d", args.function, args.subscription, args.host, args.port)
+        log.info("%s handles '%s' of %s:%d", args.function, args.subscription, client.host, client.port)
         while not stop.wait(LOOK_EVERY) and not subscriber.wait(0):
             pass
         log.info("finishing what is in hand")

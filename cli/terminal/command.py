@@ -45,10 +45,10 @@ class Command(NamedTuple):
 
 def broker(args: argparse.Namespace) -> BrokerClient:
     """Return the client that the flags for every command describe; `with` connects it."""
+    where = {"servers": args.servers} if args.servers else {"host": args.host, "port": args.port}
     return BrokerClient(
-        args.host,
-        args.port,
-        args.client_id,
+        **where,
+        client_id=args.client_id,
         request_timeout=args.timeout,
         heartbeat_interval=args.heartbeat_interval,
         **args.credentials,

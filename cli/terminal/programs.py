@@ -43,15 +43,14 @@ def required(value: Any, key: str, flag: str) -> Any:
 
 def configured_broker(args: argparse.Namespace, config: ProgramConfig, timeout: float | None = None) -> BrokerClient:
     """Return a client of the broker that the flags name, else the file, else the settings of every command."""
-    address = parse_address(args.host, args.port)
+    servers = args.servers or [str(parse_address(args.host, args.port))]
     if config.broker.address is not None and not args.broker_is_given:
-        address = parse_address(config.broker.address)
+        servers = [str(parse_address(config.broker.address))]
     timeout = timeout if timeout is not None else config.broker.timeout_secs
     files = {name: value for name in ("token_file", "ca_file") if (value := getattr(config.broker, name)) is not None}
     return BrokerClient(
-        str(address),
-        None,
-        args.client_id,
+        client_id=args.client_id,
+        servers=servers,
         request_timeout=args.timeout if timeout is None or args.timeout_is_given else timeout,
         heartbeat_interval=args.heartbeat_interval,
         **(args.credentials | files),

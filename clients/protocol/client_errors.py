@@ -201,6 +201,12 @@ class ShuttingDown(RequestRefused):
     """The broker is about to exit."""
 
 
+class NotOwner(RequestRefused):
+    """Another broker of the cluster owns the cell: `owner` is its address, empty if it is not known."""
+
+    owner: str = ""
+
+
 class Unauthenticated(RequestRefused):
     """The client has not logged in, or with a token that is of no user."""
 

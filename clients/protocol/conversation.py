@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 from qb.clients.client_compression import ClientCompression
 from qb.clients.credentials import Credentials
 from qb.clients.protocol.client_errors import (
     ConnectionLost,
+    NotOwner,
     OffsetOutOfRange,
     PublishUncertain,
     RequestRefused,
@@ -96,6 +98,7 @@ class Goodbye(NamedTuple):
     """The broker is going away; nothing follows on this connection."""
 
     reason: str
+    owner: str = ""  # the address of the broker of the cluster that takes over, if it is known
 
 
 class PushedFrame(NamedTuple):
@@ -126,6 +129,8 @@ class Conversation:
         self.transaction_bytes = 0  # that a TRANSACTION frame may carry; 0: the broker is not known to take one
         self.producer_id: int | None = None
         self._producer_secret: str | None = None  # older brokers give none
+        self.epoch = 0  # the highest that a broker of a cluster has said: what has a lower one is outdated
+        self.silence = inf  # seconds without a sign of life after which a broker of a cluster is asked for one
         self._client_id, self._idempotent = client_id, idempotent
         self._window = UnackedPublishes(window_numbers, window_bytes)
         self._staged = UnackedPublishes(FIRST_REQUEST, window_bytes)
@@ -140,7 +145,7 @@ class Conversation:
     def open(self) -> bytes:
         """Return what to send first on a new connection."""
         self._buffer, self._position, self._long = bytearray(), 0, None
-        properties = {"protocol": PROTOCOL, **self.compression.hello()}
+        properties = {"protocol": PROTOCOL, "features": "redirect", **self.compression.hello()}
         token = self.credentials.token()
         if token is not None:
             properties["token"] = token
@@ -345,11 +350,22 @@ class Conversation:
             if error.code == Code.PRODUCER_FENCED:
                 self._forget_producer()
             return TurnedAway(error)
+        if outdated := self._outdated(frame):
+            return TurnedAway(outdated)
+        self.silence = _number(frame, "lease_ttl") / 3 if "lease_ttl" in frame.properties else inf
         self.max_message_size = _number(frame, "max_message_size")
         self.transaction_bytes = _number(frame, "transaction_bytes") if "transaction_bytes" in frame.properties else 0
         self.compression.welcomed(frame.properties, self.max_message_size)
         uncertain = self._continue_as(frame) if self._idempotent else ()
         return Welcome(frame.properties.get("server", "unknown"), uncertain)
+
+    def _outdated(self, frame: Frame) -> RequestRefused | None:
+        """Return why what this frame comes from is an owner no more, if it is not; else take note of its epoch."""
+        epoch = _number(frame, "epoch") if "epoch" in frame.properties else self.epoch
+        if epoch < self.epoch:
+            return NotOwner(Code.NOT_OWNER, f"it says that it owns the cell in epoch {epoch}, which is over")
+        self.epoch = epoch
+        return None
 
     def _continue_as(self, frame: Frame) -> Sequence[UnackedBatch]:
         """Be the producer that the broker says; return what another one has sent, which cannot be sent again."""
@@ -404,7 +420,12 @@ class Conversation:
         return RequestAnswered(frame.sequence_number, frame) if frame.sequence_number else None
 
     def _read_goodbye(self, frame: Frame) -> Event:
-        return Goodbye(frame.properties.get("reason", "the broker is going away"))
+        return Goodbye(frame.properties.get("reason", "the broker is going away"), frame.properties.get("owner", ""))
+
+    def _read_deliver(self, frame: Frame) -> Event:
+        if error := self._outdated(frame):
+            raise error
+        return PushedFrame(frame)
 
     def _request_number(self) -> int:
         number = self._next_request
@@ -416,6 +437,7 @@ _READERS: dict[int, Callable[[Conversation, Frame], Event | None]] = {
     MessageType.ACK: Conversation._read_ack,
     MessageType.HEARTBEAT: Conversation._read_heartbeat,
     MessageType.GOODBYE: Conversation._read_goodbye,
+    MessageType.DELIVER: Conversation._read_deliver,
 }
 
 
@@ -440,6 +462,8 @@ def _refusal_in(frame: Frame) -> RequestRefused:
     )
     if isinstance(error, OffsetOutOfRange) and "first" in frame.properties:
         error.first, error.end = _number(frame, "first"), _number(frame, "end")
+    if isinstance(error, NotOwner):
+        error.owner = frame.properties.get("owner", "")
     return error
 
 

@@ -9,12 +9,21 @@ import ssl
 import time
 from collections.abc import Sequence
 
-from qb.clients.protocol.client_errors import BrokerUnavailable, ConnectionLost, RequestRefused, RequestTimedOut
-from qb.core.wire.addresses import BrokerAddress
+from qb.clients.protocol.client_errors import (
+    BrokerUnavailable,
+    ConnectionLost,
+    NotOwner,
+    RequestRefused,
+    RequestTimedOut,
+)
+from qb.core.wire.addresses import BrokerAddress, like
 
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
 CONNECT_TIMEOUT = 5.0  # for one attempt, the broker's answer to HELLO included
+FIRST_TIMEOUT = 1.0  # the same, where there are other brokers to try; each round may take a second longer
+LONGEST_IN_CLUSTER = 0.5  # seconds between two rounds through the brokers of a cluster
+REDIRECTS = 3  # that are followed at once; then there is a pause, for brokers that name each other
 SILENT_FOR = 1.0  # seconds without a connection after which the log says what is waited for
 
 log = logging.getLogger("qb.client")
@@ -48,6 +57,10 @@ class ConnectionTrouble:
         self._up = False
         self._connections = 0
         self._failed_in_turn = 0  # attempts since the last connection
+        self._owner: BrokerAddress | None = None  # where a broker of a cluster has sent us
+        self._next_owner: BrokerAddress | None = None  # where the broker that we are connected to has sent us
+        self._redirects = 0  # since the last connection
+        self._in_cluster = len(servers) > 1
         self._down_since: float | None = None  # when the first of these failed
         self._logged = False  # has the log said what is waited for?
         self.failures = 0  # how often all brokers have failed in turn, and connections were lost, so far
@@ -55,11 +68,49 @@ class ConnectionTrouble:
     @property
     def server(self) -> BrokerAddress:
         """The broker that we are connected to, or the one to try next."""
-        return self._servers[self._turn]
+        return self._owner or self._servers[self._turn]
+
+    @property
+    def connect_timeout(self) -> float:
+        """How many seconds the next attempt may take."""
+        rounds = self._failed_in_turn // len(self._servers)
+        return min(CONNECT_TIMEOUT, FIRST_TIMEOUT + rounds) if self._in_cluster else CONNECT_TIMEOUT
+
+    def pause(self, backoff: ReconnectBackoff) -> float:
+        """Return how many seconds to wait before the next attempt: none while there is another broker to try."""
+        if self._redirects <= REDIRECTS and (self._owner or self._failed_in_turn % len(self._servers)):
+            return 0.0
+        if (
+            self._redirects == 0 and self._failed_in_turn == 0 and self._in_cluster
+        ):  # just lost: the next one may have it
+            return 0.0
+        return min(backoff.pause(), LONGEST_IN_CLUSTER if self._in_cluster else LONGEST_PAUSE)
+
+    def moved(self, owner: str) -> None:
+        """Take note of who takes over, as the broker said when it left; empty: it did not say."""
+        self._next_owner = self._as_we_connect(owner)
+
+    def _redirected(self, error: NotOwner) -> bool:
+        """Take note of who owns the cell; False if the broker does not know."""
+        self._in_cluster = True
+        owner = self._as_we_connect(error.owner)
+        if owner is None or self._redirects > 2 * REDIRECTS:
+            self._redirects = 0
+            return False
+        self._owner, self._redirects = owner, self._redirects + 1
+        return True
+
+    def _as_we_connect(self, address: str) -> BrokerAddress | None:
+        """Return the address of a broker that another one has named, with or without TLS as all of them."""
+        try:
+            return like(self._servers[0], address)
+        except ValueError:
+            return None
 
     def welcomed(self) -> None:
         """Take note of a connection."""
         self._up, self._failed_in_turn, self._down_since, self._logged = True, 0, None, False
+        self._redirects = 0
         self._connections += 1
         log.info("connected to %s%s", self.server, " again" if self._connections > 1 else "")
 
@@ -69,9 +120,12 @@ class ConnectionTrouble:
 
     def note(self, error: BaseException) -> None:
         """Take note of why there is no connection (any more)."""
-        self._text = explain(self.server, error)
+        if isinstance(error, NotOwner) and self._redirected(error):
+            return
+        self._text = explain(self.server, error, self.connect_timeout)
         self._refusal = error if isinstance(error, RequestRefused) else None
         was_up, self._up = self._up, False
+        self._owner, self._next_owner = self._next_owner, None
         if was_up:
             log.warning("lost the connection: %s; connecting again", self._text)
         else:
@@ -114,7 +168,7 @@ class ConnectionTrouble:
         return ConnectionLost(f"the connection was lost before the answer came: {self._text}")
 
 
-def explain(address: BrokerAddress, error: BaseException) -> str:
+def explain(address: BrokerAddress, error: BaseException, seconds: float = CONNECT_TIMEOUT) -> str:
     """Return one sentence that says why there is no connection and what to check."""
     error = _first_cause(error)
     if not 1 <= address.port <= 65535:
@@ -130,7 +184,7 @@ def explain(address: BrokerAddress, error: BaseException) -> str:
     if isinstance(error, socket.gaierror):
         return f"the host name {address.host!r} cannot be resolved; check the argument host"
     if isinstance(error, TimeoutError):
-        return f"no answer from {address} within {CONNECT_TIMEOUT:g} s; check the address and firewalls in between"
+        return f"no answer from {address} within {seconds:g} s; check the address and firewalls in between"
     if isinstance(error, EOFError):
         return f"{address} closed the connection without a word: the broker has gone, or what listens there is not QB"
     if isinstance(error, ConnectionError):

@@ -10,6 +10,7 @@ import trio
 from qb.core.broker.append_service import AppendService
 from qb.core.broker.broker_metrics import BrokerMetrics
 from qb.core.broker.fetching import FetchLimits, Turn, fetch
+from qb.core.broker.ownership import Ownership
 from qb.core.broker.producer_secrets import ProducerSecrets
 from qb.core.broker.producers import Producers
 from qb.core.broker.storage_use import StorageUse
@@ -22,7 +23,7 @@ from qb.core.rights.known_users import KnownUsers
 from qb.core.rights.owners import Owners
 from qb.core.settings import Settings
 from qb.core.transactions.transaction_manager import TransactionManager
-from qb.core.wire.errors import ShuttingDown
+from qb.core.wire.errors import BadRequest, ShuttingDown
 from qb.core.wire.version import __version__
 from qb.storage.engine import Engine, StoredChunk
 from qb.storage.faults import keep_running
@@ -33,8 +34,10 @@ OWNERS = "owner/"  # where the owners of transactions are kept in the metadata
 class MessageBroker:
     """The parts of one broker. Doors use `topics`, `appends`, `subscriptions`, `groups`, `transactions`, fetch()."""
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
+    def __init__(self, engine: Engine, settings: Settings, ownership: Ownership | None = None) -> None:
+        """`ownership`: of a broker of a cluster."""
         self.engine = engine
+        self.ownership = ownership
         self.settings = settings
         users = KnownUsers(settings.security.users_file)
         self.storage_use = StorageUse(engine, users)
@@ -101,6 +104,16 @@ class MessageBroker:
             "data_dir": self.settings.storage.data_dir,
             "durability": self.engine.durability,
         }
+
+    async def cluster(self) -> dict[str, Any]:
+        """Return what is known of the cell that this broker owns, and of its other brokers."""
+        return {"engine": "local"} if self.ownership is None else await self.ownership.describe()
+
+    async def move_cell(self, to: str | None = None) -> None:
+        """Begin to give the cell to another broker. Raises BadRequest."""
+        if self.ownership is None:
+            raise BadRequest("this broker is alone: there is no other one to move to")
+        await self.ownership.move(to)
 
     # Reading
 

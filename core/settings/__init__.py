@@ -14,6 +14,7 @@ from qb.core.settings.settings_sources import DEBUG, LoadedSettings, describe_fl
 from qb.core.settings.settings_table import (
     TABLE,
     ClientSettings,
+    ClusterSettings,
     HttpSettings,
     JsonSettings,
     SecuritySettings,
@@ -28,6 +29,7 @@ __all__ = [
     "PROGRAM_TABLE",
     "TABLE",
     "ClientSettings",
+    "ClusterSettings",
     "ConsumerConfig",
     "HttpSettings",
     "JsonSettings",

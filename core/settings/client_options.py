@@ -21,7 +21,9 @@ def connection_options(**given: Any) -> dict[str, Any]:
     Raises SettingsError.
     """
     settings = load([], os.environ).settings
-    where = {"host": settings.server.host, "port": settings.server.port}
+    where: dict[str, Any] = {"host": settings.server.host, "port": settings.server.port}
+    if settings.client.servers:
+        where = {"servers": settings.client.servers}
     patience = {
         "request_timeout": settings.client.request_timeout,
         "heartbeat_interval": settings.client.heartbeat_interval,

@@ -10,7 +10,22 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import msgspec
 
-from qb.core.wire.value_kinds import BOOLEAN, HOURS, INTEGER, LOG_LEVEL, NAMES, OPTIONAL_TEXT, SECONDS, SIZE, TEXT, Kind
+from qb.core.wire.value_kinds import (
+    BOOLEAN,
+    HOURS,
+    INTEGER,
+    LOG_LEVEL,
+    NAMES,
+    OPTIONAL_TEXT,
+    SECONDS,
+    SIZE,
+    TEXT,
+    WORD,
+    Kind,
+    one_of,
+)
+
+ENGINE = one_of("local", "jetstream")
 
 
 class Setting(NamedTuple):
@@ -189,6 +204,14 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
 class StorageSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The logs on disk."""
 
+    engine: Annotated[
+        str,
+        Setting(
+            "QB_STORAGE_ENGINE",
+            ENGINE,
+            "local: this machine alone; jetstream: a cell of several brokers",
+        ),
+    ] = "local"
     data_dir: Annotated[str, Setting("QB_DATA_DIR", TEXT, "directory that holds everything stored")] = "./storage/data"
     fsync_on_write: Annotated[
         bool, Setting("QB_FSYNC_ON_WRITE", BOOLEAN, "ack a publish only when it is on stable storage")
@@ -215,6 +238,57 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True):
     retention_interval: Annotated[
         float, Setting("QB_RETENTION_INTERVAL", SECONDS.within(0.01), "time between two looks for segments to drop")
     ] = 60.0
+
+
+class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One broker of several; it counts only with the storage engine jetstream."""
+
+    nats_servers: Annotated[
+        tuple[str, ...], Setting("QB_NATS_SERVERS", NAMES, "NATS servers that keep the journal: nats://host:4222")
+    ] = ()
+    nats_login_file: Annotated[
+        str,
+        Setting("QB_NATS_LOGIN_FILE", OPTIONAL_TEXT, "file with the token for NATS, or with one line USER PASSWORD"),
+    ] = ""
+    nats_ca_file: Annotated[
+        str, Setting("QB_NATS_CA_FILE", OPTIONAL_TEXT, "authority of the certificates of NATS, PEM; none: the system's")
+    ] = ""
+    nats_cert_file: Annotated[
+        str, Setting("QB_NATS_CERT_FILE", OPTIONAL_TEXT, "certificate to log in to NATS with, PEM")
+    ] = ""
+    nats_key_file: Annotated[str, Setting("QB_NATS_KEY_FILE", OPTIONAL_TEXT, "its private key, PEM")] = ""
+    nats_replicas: Annotated[
+        int, Setting("QB_NATS_REPLICAS", INTEGER.within(1), "copies of the journal that NATS must keep")
+    ] = 3
+    cell: Annotated[str, Setting("QB_CELL", WORD, "name of the cell that this broker serves")] = "main"
+    node_name: Annotated[
+        str,
+        Setting(
+            "QB_NODE_NAME", OPTIONAL_TEXT, "name of this broker, another one for each; none: its advertised address"
+        ),
+    ] = ""
+    advertise: Annotated[
+        str,
+        Setting("QB_ADVERTISE", OPTIONAL_TEXT, "address by which clients reach this broker; none: where it listens"),
+    ] = ""
+    host: Annotated[
+        str, Setting("QB_CLUSTER_HOST", TEXT, "address on which the other brokers of the cell reach this one")
+    ] = "127.0.0.1"
+    port: Annotated[int, Setting("QB_CLUSTER_PORT", INTEGER.within(0, 65535), "port for them; 0 takes a free one")] = (
+        9989
+    )
+    lease_ttl: Annotated[
+        float,
+        Setting(
+            "QB_LEASE_TTL",
+            SECONDS.within(1, 3600),
+            "another broker takes over from one that has been silent for so long",
+        ),
+    ] = 15.0
+    fast_takeover: Annotated[
+        bool,
+        Setting("QB_FAST_TAKEOVER", BOOLEAN, "take over at once if the cluster port of the owner refuses connections"),
+    ] = False
 
 
 class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -253,6 +327,10 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Setting("QB_CLIENT_HEARTBEAT_INTERVAL", SECONDS.within(0.01), "how often an idle client says that it lives"),
     ] = 30.0
+    servers: Annotated[
+        tuple[str, ...],
+        Setting("QB_SERVERS", NAMES, "addresses of the brokers of a cluster, in place of host and port"),
+    ] = ()
     token_file: Annotated[
         str, Setting("QB_TOKEN_FILE", OPTIONAL_TEXT, "file with the token to log in with, or with lines USER TOKEN")
     ] = ""
@@ -270,6 +348,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     json: JsonSettings = JsonSettings()
     http: HttpSettings = HttpSettings()
     storage: StorageSettings = StorageSettings()
+    cluster: ClusterSettings = ClusterSettings()
     security: SecuritySettings = SecuritySettings()
     client: ClientSettings = ClientSettings()
 

@@ -80,3 +80,9 @@ def addresses_of(host: str, port: int | None, servers: Sequence[str]) -> tuple[B
     if servers and (host, port) != (DEFAULT_HOST, None):
         raise ValueError("the argument servers is in place of host and port: give one of them")
     return tuple(parse_address(each) for each in servers) or (parse_address(host, port),)
+
+
+def like(other: BrokerAddress, text: str) -> BrokerAddress:
+    """Read the address of another broker of the same cluster: with TLS and the user of this one. Raises ValueError."""
+    host, port = parse_address(text)
+    return SecureAddress(host, port).of_user(other.user) if other.is_secure else BrokerAddress(host, port)

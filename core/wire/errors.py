@@ -43,6 +43,7 @@ class Code(StrEnum):
     LOG_DAMAGED = "LOG_DAMAGED"
     TOO_MANY_CONNECTIONS = "TOO_MANY_CONNECTIONS"
     SHUTTING_DOWN = "SHUTTING_DOWN"
+    NOT_OWNER = "NOT_OWNER"
     UNAUTHENTICATED = "UNAUTHENTICATED"
     FORBIDDEN = "FORBIDDEN"
     QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
@@ -225,6 +226,15 @@ class ShuttingDown(BrokerError):
     """The broker is about to exit."""
 
 
+class NotOwner(BrokerError):
+    """Another broker owns the cell: `owner` is its address, empty if it is not known."""
+
+    def __init__(self, cell: str, owner: str, epoch: int) -> None:
+        where = f"connect to {owner}" if owner else "which one does is not known just now; try again"
+        super().__init__(f"this broker does not own the cell {cell}: {where}")
+        self.cell, self.owner, self.epoch = cell, owner, epoch
+
+
 class Unauthenticated(BrokerError):
     """The peer has not logged in, or with a token that is of no user."""
 
@@ -284,6 +294,7 @@ REPLIES: dict[type[BrokerError], Reply] = {
     LogDamaged: Reply(Code.LOG_DAMAGED, True, 503),
     TooManyConnections: Reply(Code.TOO_MANY_CONNECTIONS, False, 503),
     ShuttingDown: Reply(Code.SHUTTING_DOWN, False, 503),
+    NotOwner: Reply(Code.NOT_OWNER, True, 503),
     Unauthenticated: Reply(Code.UNAUTHENTICATED, False, 401),
     Forbidden: Reply(Code.FORBIDDEN, True, 403),
     QuotaExceeded: Reply(Code.QUOTA_EXCEEDED, True, 429),

@@ -103,7 +103,14 @@ def _to_names(text: str) -> tuple[str, ...]:
     return tuple(filter(None, map(str.strip, text.split(","))))
 
 
+def _to_word(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", text):
+        raise ValueError(text)
+    return text
+
+
 TEXT = Kind("text", _to_text)
+WORD = Kind("a name of up to 100 characters of A-Z a-z 0-9 _ -", _to_word)
 OPTIONAL_TEXT = Kind("text, or nothing", str)
 NAMES = Kind("names, separated by commas", _to_names, ", ".join)
 INTEGER = Kind("a whole number", int)

@@ -16,8 +16,10 @@ class DeliverSink:
 
     settles_at_once = False
 
-    def __init__(self, name: str, transport: Transport, pack: Pack) -> None:
+    def __init__(self, name: str, transport: Transport, pack: Pack, epoch: int = 0) -> None:
+        """`epoch`: of a broker of a cluster."""
         self.name = name
+        self._more = f"epoch={epoch}\0" if epoch else ""
         self._pack = pack
         self.settled = 0  # the number of the last SETTLE seen
         self._transport = transport
@@ -29,7 +31,7 @@ class DeliverSink:
     def deliver(self, delivery: PushedRun) -> None:
         properties = (
             f"subscription_id={delivery.subscription_id}\0topic={delivery.topic}\0partition={delivery.partition}\0"
-            f"count={delivery.size}\0attempt={delivery.attempt}\0settled={delivery.settled}\0"
+            f"count={delivery.size}\0attempt={delivery.attempt}\0settled={delivery.settled}\0{self._more}"
         )
         if delivery.suspects:
             properties += "suspects=true\0"

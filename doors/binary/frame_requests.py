@@ -112,6 +112,14 @@ class FrameRequests:
                 wanted, frame.properties.get("producer_secret"), self._identity.principal.name
             )
         answer |= self._compression.agree(frame)
+        if (ownership := self._broker.ownership) is not None:
+            answer |= {
+                "cluster": "true",
+                "cell": ownership.cell,
+                "epoch": str(ownership.epoch),
+                "broker": ownership.broker,
+            }
+            answer["lease_ttl"] = f"{ownership.lease_ttl:g}"
         self._publishing.answer_in_runs()
         self._subscribing.fast = True
         self._introduce(frame)

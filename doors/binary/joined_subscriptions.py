@@ -32,8 +32,15 @@ class JoinedSubscriptions:
     """What one peer has joined."""
 
     def __init__(
-        self, manager: SubscriptionManager, transport: Transport, identity: PeerIdentity, pack: Pack = unpacked
+        self,
+        manager: SubscriptionManager,
+        transport: Transport,
+        identity: PeerIdentity,
+        pack: Pack = unpacked,
+        epoch: int = 0,
     ) -> None:
+        """`epoch`: of a broker of a cluster."""
+        self._epoch = epoch
         self._manager = manager
         self._identity = identity
         self._transport = transport
@@ -54,7 +61,7 @@ class JoinedSubscriptions:
 
     def join(self, subscription_id: str, member: str, window: int | None, announces: bool) -> Mapping[str, str]:
         """Join; deliveries start after the caller has had the chance to answer. Raises as join_with()."""
-        sink: DeliverySink = DeliverSink(member, self._transport, self._pack)
+        sink: DeliverySink = DeliverSink(member, self._transport, self._pack, self._epoch)
         if not self.fast:
             sink, window = BasicSink(member, self._transport, self.receipts), narrow(window)
         active = self.join_with(sink, subscription_id, window, announces)

@@ -230,6 +230,10 @@ class StageArguments(Arguments):
     first: Annotated[int, msgspec.Meta(ge=0)]
 
 
+class MoveCellArguments(Arguments):
+    to: str | None = None  # the name of a broker
+
+
 class Method(NamedTuple):
     """A method's arguments, and what carries it out."""
 
@@ -358,6 +362,8 @@ METHODS: dict[str, Method] = {
     "show_transaction": Method(TransactionArguments, _transacted(TransactionManager.show), needs.ADMIN),
     "finish_transaction": Method(TransactionArguments, _transacted(TransactionManager.finish), needs.ADMIN),
     "abandon_transaction": Method(TransactionArguments, _transacted(TransactionManager.abandon), needs.ADMIN),
+    "cluster": Method(NoArguments, MessageBroker.cluster, needs.ADMIN),
+    "move_cell": Method(MoveCellArguments, MessageBroker.move_cell, needs.ADMIN),
     "server_info": Method(NoArguments, MessageBroker.server_info, needs.ANY_USER, _seen_info),
 }
 

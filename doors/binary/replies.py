@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from qb.core.wire.clock import now_ms
-from qb.core.wire.errors import REPLIES, BrokerError, OffsetOutOfRange, QuotaExceeded
+from qb.core.wire.errors import REPLIES, BrokerError, NotOwner, OffsetOutOfRange, QuotaExceeded
 from qb.core.wire.frames import HEAD, LENGTH, OVERHEAD, Frame, MessageType, encode_frame, encode_head
 
 ACK = int(MessageType.ACK)
@@ -38,6 +38,9 @@ def refusal(number: int, error: BrokerError, count: int | None = None) -> bytes:
         properties["retry_after"] = f"{error.retry_after:g}"
     if isinstance(error, OffsetOutOfRange):
         properties |= {"first": str(error.first), "end": str(error.end)}
+    if isinstance(error, NotOwner):
+        properties |= {"cell": error.cell, "epoch": str(error.epoch)}
+        properties |= {"owner": error.owner} if error.owner else {}
     return encode_frame(MessageType.ACK, number, now_ms(), properties)
 
 

@@ -47,7 +47,11 @@ class Session:
         self._staging = StageRequests(broker, transport.send, self._identity)
         self._compression = PeerCompression(broker.metrics, settings.compression, settings.max_message_size)
         self._subscribing = JoinedSubscriptions(
-            broker.subscriptions, transport, self._identity, self._compression.pushed
+            broker.subscriptions,
+            transport,
+            self._identity,
+            self._compression.pushed,
+            broker.ownership.epoch if broker.ownership else 0,
         )
         self._requests = FrameRequests(
             broker, transport, self._publishing, self._subscribing, self._compression, self._identity, name
@@ -136,10 +140,17 @@ class Session:
         while self._waiting[MessageType.REQUEST] or self._waiting[MessageType.TRANSACTION]:
             await self._answered.wait()
         if self._reading.cancel_called and self._broken_off is None:
-            self._transport.send(encode_frame(MessageType.GOODBYE, 0, now_ms(), {"reason": self._goodbye}))
+            self._transport.send(encode_frame(MessageType.GOODBYE, 0, now_ms(), self._farewell()))
         await self._transport.wait_for_room(0)
         if self._broken_off is not None:
             await self._transport.linger()
+
+    def _farewell(self) -> dict[str, str]:
+        ownership = self._broker.ownership
+        return {
+            "reason": self._goodbye,
+            **({"owner": ownership.successor} if ownership and ownership.successor else {}),
+        }
 
     def drain(self, reason: str = "the broker is shutting down") -> None:
         """Read nothing more, answer what was received, say goodbye."""

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import pyspark_qb
 from pyspark_qb.options.spark_errors import SparkUseError
-from pyspark_qb.options.spark_options import ADDRESS
+from pyspark_qb.options.spark_options import SERVERS
 from pyspark_qb.read.query_offsets import from_json
 from qb import BrokerClient
 from qb.clients.protocol.client_errors import QBError
@@ -51,7 +51,7 @@ def stream_arguments(module: str, purpose: str, every: float = 0) -> ArgumentPar
 
 
 def _address(text: str) -> str:
-    ADDRESS.parse(text)
+    SERVERS.parse(text)
     return text
 
 
@@ -61,7 +61,7 @@ def carry_out(start: Start, arguments: Namespace, topics: Iterable[str]) -> int:
     That the broker and the topics are there is looked at first: Spark takes seconds to start, and to fail.
     """
     try:
-        with BrokerClient(*ADDRESS.parse(arguments.servers)) as client:
+        with BrokerClient(servers=SERVERS.parse(arguments.servers)) as client:
             client.describe_topics(list(topics))
         follow(start(_session(arguments), arguments))
     except (QBError, SparkUseError, PySparkException, Py4JError) as error:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 import msgspec
 
 from pyspark_qb.options.spark_errors import BadOption
+from qb.core.wire.addresses import parse_address
 from qb.core.wire.errors import BadName
 from qb.core.wire.names import check_name, check_transaction
 from qb.core.wire.value_kinds import BOOLEAN, INTEGER, SECONDS, TEXT, Kind, one_of
@@ -26,13 +27,6 @@ EARLIEST, LATEST = -2, -1  # as an offset: in the options, as in a FETCH
 OF_SPARK = frozenset({"checkpointlocation", "queryname", "outputmode"})
 
 
-class Address(NamedTuple):
-    """Where the broker listens."""
-
-    host: str
-    port: int
-
-
 class Option(NamedTuple):
     """How an option is written: its name, the kind of its value, and what it is for."""
 
@@ -41,11 +35,15 @@ class Option(NamedTuple):
     purpose: str
 
 
-def _to_address(text: str) -> Address:
-    host, _, port = text.strip().rpartition(":")
-    if not host or "," in host or not 0 < int(port) < 65536:
+def _to_servers(text: str) -> tuple[str, ...]:
+    return tuple(_to_server(each.strip()) for each in text.split(","))
+
+
+def _to_server(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not 0 < int(port) < 65536:
         raise ValueError(text)
-    return Address(host.strip("[]"), int(port))
+    return str(parse_address(text if "/" in host or not host.count(":") else f"[{host.strip('[]')}]:{port}"))
 
 
 def _to_topic(text: str) -> str:
@@ -92,7 +90,7 @@ def _to_offsets(text: str) -> Offsets:
         raise ValueError(text) from error
 
 
-ADDRESS = Kind("the broker's host:port", _to_address)
+SERVERS = Kind("the broker's host:port, or those of a cluster with commas between", _to_servers)
 TOPIC = Kind("a topic's name", _to_topic)
 TOPICS = Kind("names of topics with commas between them", _to_topics)
 PATTERN = Kind("a regular expression", _to_pattern)
@@ -106,7 +104,7 @@ COUNT = INTEGER.within(1)
 class SinkOptions:
     """How rows are published."""
 
-    servers: Annotated[Address, Option("servers", ADDRESS, "where the broker listens")]
+    servers: Annotated[tuple[str, ...], Option("servers", SERVERS, "where the broker listens")]
     topic: Annotated[str | None, Option("topic", TOPIC, "where rows without a topic of their own go")] = None
     delivery: Annotated[
         str, Option("delivery", one_of("exactly-once", "at-least-once"), "in transactions, or straight through")
@@ -134,7 +132,7 @@ class SinkOptions:
 class SourceOptions:
     """What is read. `servers` is None only where `path` is given."""
 
-    servers: Annotated[Address | None, Option("servers", ADDRESS, "where the broker listens")] = None
+    servers: Annotated[tuple[str, ...] | None, Option("servers", SERVERS, "where the broker listens")] = None
     path: Annotated[str | None, Option("path", TEXT, "read the files of this data directory instead")] = None
     topics: Annotated[tuple[str, ...], Option("subscribe", TOPICS, "the topics to read")] = ()
     pattern: Annotated[str | None, Option("subscribePattern", PATTERN, "read every topic whose whole name matches")] = (

@@ -23,8 +23,8 @@ def connected(options: SourceOptions) -> BrokerClient:
     """Return a client that never publishes; it connects when it is used."""
     assert options.servers is not None
     return BrokerClient(
-        *options.servers,
         client_id="spark-source",
+        servers=options.servers,
         request_timeout=options.request_timeout,
         idempotent=False,
         compression=options.compression,

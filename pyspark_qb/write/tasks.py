@@ -23,8 +23,8 @@ def connected(options: SinkOptions) -> Iterator[BrokerClient]:
     """A client of the broker, which is waited for. Raises BrokerUnavailable after `requestTimeout`."""
     straight = options.delivery == "at-least-once"  # then the broker has to know a publish that is sent again
     client = BrokerClient(
-        *options.servers,
-        "spark",
+        client_id="spark",
+        servers=options.servers,
         request_timeout=options.request_timeout,
         idempotent=straight,
         compression=options.compression,

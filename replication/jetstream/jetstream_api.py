@@ -125,8 +125,11 @@ def check_stream(config: dict[str, Any], subjects: list[str], replicas: int) -> 
         raise StreamUnfit(f"stream {name} cannot be used as a journal: {'; '.join(found)}")
 
 
-async def open_stream(client: NatsClient, name: str, subjects: list[str], *, replicas: int = 3) -> None:
-    """Make a journal's stream if it is not there, and check it. Raises StreamUnfit, JetStreamRefused, TooSlowError."""
+async def open_stream(client: NatsClient, name: str, subjects: list[str], *, replicas: int = 3) -> str:
+    """Make a journal's stream if it is not there, and check it. Returns its identity: a namesake has another one.
+
+    Raises StreamUnfit, JetStreamRefused, TooSlowError.
+    """
     try:
         found = await call_when_ready(client, f"STREAM.INFO.{name}")
     except JetStreamRefused as refused:
@@ -134,3 +137,4 @@ async def open_stream(client: NatsClient, name: str, subjects: list[str], *, rep
             raise
         found = await call_when_ready(client, f"STREAM.CREATE.{name}", stream_config(name, subjects, replicas))
     check_stream(found["config"], subjects, replicas)
+    return f"{name} {found['created']}"

@@ -31,6 +31,7 @@ class JetStreamStore:
         self.stream, self._subject = f"QB_{cell}", f"qb.{cell}.j"
         self._subjects = [f"qb.{cell}.>"]
         self.most_bytes = MOST_RECORD_BYTES
+        self.identity = ""  # of the stream, once it is open: another one of the same name has another
 
     async def open(self, *, replicas: int = 3) -> None:
         """Make the stream if it is not there, and check it and the server's limit.
@@ -39,7 +40,7 @@ class JetStreamStore:
         """
         server = await self._client.wait_connected()
         self.most_bytes = min(MOST_RECORD_BYTES, server.max_payload - _HEADERS_BYTES)
-        await open_stream(self._client, self.stream, self._subjects, replicas=replicas)
+        self.identity = await open_stream(self._client, self.stream, self._subjects, replicas=replicas)
 
     def write(self, after: int, records: Sequence[bytes], answered: Answered) -> None:
         """As JournalStore says: one message, or one atomic batch."""

@@ -12,6 +12,7 @@ import trio
 from qb.replication.lease.lease_state import RENEW, LeaseRecord, LeaseWatcher, OwnerLease
 from qb.replication.lease.lease_store import LeaseStore
 from qb.replication.nats.nats_protocol import NatsError
+from qb.storage.signals import Signal
 
 TTL = 15.0  # seconds
 
@@ -29,16 +30,21 @@ class LeaseKeeper:
         store: LeaseStore,
         owner: str,
         address: str = "",
+        cluster_address: str = "",
         *,
         ttl: float = TTL,
         clock: Callable[[], float] = boot_time,
     ) -> None:
         self._store, self._ttl, self._clock = store, ttl, clock
-        self._record = LeaseRecord(f"{owner}-{secrets.token_hex(4)}", address)  # a restarted broker is another owner
+        """`owner` is the name of this broker, `address` where clients reach it, `cluster_address` where brokers do."""
+        self._name = owner
+        token = f"{owner}-{secrets.token_hex(4)}"  # a restarted broker is another owner
+        self._record = LeaseRecord(token, address, cluster_address)
         self._revision = 0
         self._holder = OwnerLease(ttl)
         self.watcher = LeaseWatcher(ttl)
         self._changing = trio.Lock()
+        self._hurried, self._renewed = Signal(), Signal()
 
     def may_answer(self) -> bool:
         """May this broker answer a request now? Does not block."""
@@ -62,9 +68,14 @@ class LeaseKeeper:
         while True:
             await self._look()
             refuses = await owner_refuses() if owner_refuses is not None else False
-            if self.watcher.may_take_over(refuses) and await self._write(self.watcher.revision):
+            if self.watcher.may_take_over(refuses, self._name) and await self._write(self.watcher.revision):
                 return
-            await trio.sleep(self._ttl * RENEW)
+            with trio.move_on_after(self._ttl * RENEW):
+                await self._hurried.wait()
+
+    def look_soon(self) -> None:
+        """Look at once: something has happened to the owner. Does not block."""
+        self._hurried.set()
 
     async def _look(self) -> None:
         sent_at = self._clock()
@@ -103,6 +114,7 @@ class LeaseKeeper:
             return
         if await self._write(self._revision):
             self._holder.renewed(sent_at)
+            self._renewed.set()
         else:
             await self._look_after_failure()
 
@@ -117,10 +129,19 @@ class LeaseKeeper:
         else:
             self._revision = max(self._revision, revision)
 
-    async def release(self) -> None:
-        """Answer nothing more, and let the next owner take over at once. Raises NatsError, trio.TooSlowError."""
+    async def confirmed(self) -> None:
+        """Return when this broker may answer: hold() has sent a renewal behind the fence, and it has succeeded."""
+        while not self.may_answer():
+            await self._renewed.wait()
+
+    async def release(self, successor: str = "") -> None:
+        """Answer nothing more, and let the next owner take over at once. Raises NatsError, trio.TooSlowError.
+
+        `successor` is the name of a broker that comes before others for a second.
+        """
         self._holder.lost()
         async with self._changing:  # a renewal on its way comes first
             revision, found = await self._store.read()
             if found is not None and found.owner == self._record.owner:
-                await self._store.write(revision, msgspec.structs.replace(self._record, released=True))
+                released = msgspec.structs.replace(self._record, released=True, successor=successor)
+                await self._store.write(revision, released)

@@ -10,6 +10,7 @@ import msgspec
 
 HOLD = 0.8  # of the time to live: as long an owner relies on its lease, counted from the sending of its renewal
 RENEW = 0.25  # of the time to live, between two renewals
+PRECEDENCE = 1.0  # seconds for which a lease that was released to one broker is left to it
 
 
 class LeaseRecord(msgspec.Struct, frozen=True):
@@ -17,9 +18,11 @@ class LeaseRecord(msgspec.Struct, frozen=True):
 
     owner: str
     address: str = ""  # where clients reach it
+    cluster_address: str = ""  # where the other brokers do: the port is open as long as its process lives
     epoch: int = 0
     number: int = 0  # counts renewals
     released: bool = False
+    successor: str = ""  # the name of the broker to which it was released, if to one
 
 
 class OwnerLease:
@@ -93,13 +96,16 @@ class LeaseWatcher:
         """A look failed. The time up to the next one does not count: the owner could perhaps not renew either."""
         self._seen_at = None
 
-    def may_take_over(self, owner_refuses: bool = False) -> bool:
+    def may_take_over(self, owner_refuses: bool = False, name: str = "") -> bool:
         """May we try to take the lease now? The attempt is a compare-and-set on the revision that was seen.
 
         `owner_refuses`: the cluster port of the owner refuses TCP, and the setting says that this proves its end.
+        `name`: of this broker.
         """
         if self._seen_at is None:
             return False
-        if self._record is None or self._record.released:
+        if self._record is None:
             return True
+        if self._record.released:
+            return self._record.successor in ("", name) or self._idle >= PRECEDENCE
         return owner_refuses or self._idle >= self._ttl

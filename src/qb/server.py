@@ -10,10 +10,12 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import Protocol
 
 import trio
 
 from qb.core.broker.message_broker import MessageBroker
+from qb.core.broker.ownership import Ownership
 from qb.core.log_lines import start_logging
 from qb.core.rights.known_users import KnownUsers
 from qb.core.rights.users_file import UsersFileError
@@ -24,7 +26,7 @@ from qb.doors.http.recovery_answers import answer_recovering
 from qb.doors.json_lines.json_door import JsonDoor
 from qb.doors.listening import BinaryDoor, Door, ListeningDoor, Peers, listen
 from qb.doors.tls_transport import ServerTls
-from qb.storage.engine import Engine, RecoveryReport
+from qb.storage.engine import Engine
 from qb.storage.file_limit import file_limit, most_connections, raise_file_limit
 from qb.storage.files import CannotOpen
 from qb.storage.local_engine import LocalEngine
@@ -32,7 +34,14 @@ from qb.storage.local_engine import LocalEngine
 log = logging.getLogger("qb.server")
 OUTPUT_CLOSED = 141  # exit code as if SIGPIPE had ended us, like other tools in a pipe
 
+PROMISES = {
+    "fsynced": "fsynced before every ack",
+    "written": "NOT fsynced before acks",
+    "replicated": "acks mean that most NATS nodes have it on disk",
+}  # by the durability of the engine
+
 USAGE = """usage: python server.py [--print-config] [--version] [--SETTING VALUE ...]
+       python server.py cluster --data-dir DIR [--nodes 3] [--base-port 9999]   a whole cluster on this machine
 
 Runs the broker until SIGINT or SIGTERM, or until its terminal closes. Flags win over the environment, the environment
 over the file named by QB_CONFIG_FILE or --config-file, the file over the defaults."""
@@ -46,11 +55,26 @@ async def serve(
     *,
     started: Callable[[MessageBroker], None] = lambda broker: None,
     tls: ServerTls | None = None,
+    ownership: Ownership | None = None,
+    relays: Relays | None = None,
 ) -> None:
-    """Start every long-lived task of the server; returns when `stop` is set and everything received is finished."""
-    broker = MessageBroker(engine, settings)
+    """Start every long-lived task of the server; returns when `stop` is set and everything received is finished.
+
+    `ownership` and `relays`: of a broker of a cluster.
+    """
+    broker = MessageBroker(engine, settings, ownership)
     with broker.metrics.event_loop.watching():
-        await _serve(broker, listening, stop, started, tls)
+        await _serve(broker, listening, stop, started, tls, relays)
+
+
+class Relays(Protocol):
+    """Where the peers come from that other brokers pass on."""
+
+    def open(self, peers: Peers, doors: Sequence[Door], sessions: trio.Nursery) -> None:
+        """Take them from now on."""
+
+    def close(self) -> None:
+        """Take no more."""
 
 
 async def _serve(
@@ -59,6 +83,7 @@ async def _serve(
     stop: trio.Event,
     started: Callable[[MessageBroker], None],
     tls: ServerTls | None,
+    relays: Relays | None,
 ) -> None:
     engine, settings = broker.engine, broker.settings
     peers = Peers(broker, tls)
@@ -71,13 +96,17 @@ async def _serve(
             async with trio.open_nursery() as sessions:  # given grace to finish
                 async with trio.open_nursery() as doors:  # shut first
                     doors.start_soon(peers.keep_alive)
-                    for each in listening:
-                        door = each.door(broker)
+                    opened = [each.door(broker) for each in listening]
+                    for each, door in zip(listening, opened, strict=True):
                         for listener in each.listeners:
                             doors.start_soon(peers.accept, listener, door, sessions)
+                    if relays is not None:
+                        relays.open(peers, opened, sessions)
                     started(broker)
                     await stop.wait()
                     doors.cancel_scope.cancel()
+                if relays is not None:
+                    relays.close()
                 for each in listening:
                     each.close()
                 broker.draining = True
@@ -140,6 +169,9 @@ async def run(settings: Settings) -> None:
     hangup_stops, heeded = has_terminal() and not ignores_hangup(), heeded_signals(reloads=reloads)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what holds again when we listen no more: one may come as we exit
     with trio.open_signal_receiver(*heeded) as signals, open_doors(settings) as listening:
+        if settings.storage.engine != "local":
+            await run_node(settings, listening, signals, hangup_stops)
+            return
         engine = await open_engine(settings, listening)
         look_for_garbage_less_often()
         try:
@@ -157,6 +189,35 @@ async def run(settings: Settings) -> None:
                 nursery.cancel_scope.cancel()
         finally:
             engine.close()
+    log.info("stopped")
+
+
+async def run_node(
+    settings: Settings, listening: Sequence[ListeningDoor], signals: AsyncIterator[int], hangup_stops: bool
+) -> None:
+    """Be one broker of a cell until a signal. Raises CannotOpen, OSError, JournalError."""
+    from qb.cluster.cell_node import CellNode, cluster_listeners
+
+    if any(each.door is http_door for each in listening):
+        import qb.doors.http.http_door  # noqa: F401 - now, and not when the cell waits for its new owner
+    look_for_garbage_less_often()
+    stop, tls, brokers = trio.Event(), tls_of(settings), list[MessageBroker]()
+
+    def started(broker: MessageBroker) -> None:
+        brokers.append(broker)
+        announce(settings, listening, broker)
+
+    async def serve_cell(engine: Engine, stop: trio.Event, ownership: Ownership, relays: Relays) -> None:
+        await serve(settings, engine, listening, stop, started=started, tls=tls, ownership=ownership, relays=relays)
+
+    with ExitStack() as opened:
+        others = [opened.enter_context(listener) for listener in cluster_listeners(settings)]
+        node = CellNode(settings, listening, others, stop, serve_cell, tls)
+        reload = partial(reload_all, brokers, tls) if settings.security.users_file or tls else None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(stop_on_signal, signals, stop, hangup_stops=hangup_stops, reload=reload))
+            await node.run()
+            nursery.cancel_scope.cancel()
     log.info("stopped")
 
 
@@ -230,14 +291,14 @@ def announce(settings: Settings, listening: Sequence[ListeningDoor], broker: Mes
     for note in (*found.notes, *broker.transactions.notes):
         log.warning("%s", note)
     try:
-        greet(settings, listening, found)
+        greet(settings, listening, broker.engine)
     except BrokenPipeError:  # the greeting is not read, which is no reason to stop
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def greet(settings: Settings, listening: Sequence[ListeningDoor], found: RecoveryReport) -> None:
+def greet(settings: Settings, listening: Sequence[ListeningDoor], engine: Engine) -> None:
     """Print where we are and what we have."""
-    promise = "fsynced before every ack" if settings.storage.fsync_on_write else "NOT fsynced before acks"
+    found, promise = engine.recovery, PROMISES[engine.durability]
     print(f"QB {__version__} listens on {listening[0].addresses}", flush=True)
     for each in listening[1:]:
         print(f"{each.title} on {each.addresses}", flush=True)
@@ -273,12 +334,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def carry_out(argv: Sequence[str]) -> int:
     """Do what the flags say; returns the exit code. Raises BrokenPipeError when standard output is closed."""
-    if "--help" in argv or "-h" in argv:
+    if argv[:1] != ["cluster"] and ("--help" in argv or "-h" in argv):
         print(f"{USAGE}\n\n{describe_flags()}")
         return 0
     if "--version" in argv:
         print(f"QB {__version__}")
         return 0
+    if argv[:1] == ["cluster"]:
+        from qb.cluster import local_cluster
+
+        program = sys.orig_argv[1 : len(sys.orig_argv) - len(argv)]
+        return local_cluster.main(argv[1:], [sys.executable, *program])
     try:
         loaded = load(argv, os.environ, switches=["--print-config"])
     except SettingsError as error:

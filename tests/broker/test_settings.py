@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qb.core.settings import PROGRAM_TABLE, TABLE, Setting, Settings, SettingsError, describe_flags, load, render
+from qb.core.settings.settings_table import ENGINE
 from qb.core.wire.value_kinds import (
     BOOLEAN,
     HOURS,
@@ -20,6 +21,7 @@ from qb.core.wire.value_kinds import (
     SECONDS,
     SIZE,
     TEXT,
+    WORD,
     parse_size,
     show_size,
 )
@@ -36,6 +38,8 @@ EXAMPLES = {  # by noun: what is written and what it means
     BOOLEAN.noun: ("yes", True),
     LOG_LEVEL.noun: ("error", "error"),
     NAMES.noun: ("a, b", ("a", "b")),
+    WORD.noun: ("east-1", "east-1"),
+    ENGINE.noun: ("jetstream", "jetstream"),
 }
 
 every_setting = pytest.mark.parametrize("setting", TABLE, ids=lambda setting: setting.name)

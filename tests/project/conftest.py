@@ -40,7 +40,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def crowded(tmp_path: Path) -> Path:
     """A directory of a program that has packages and modules with the names of our folders; importing one exits."""
-    for room in ("core", "storage", "doors", "clients", "cli", "testing", "replication"):
+    for room in ("core", "storage", "doors", "clients", "cli", "testing", "replication", "cluster"):
         (tmp_path / room).mkdir()
         (tmp_path / room / "__init__.py").write_text("raise SystemExit('the program has this package')")
     for module in ("client", "server"):

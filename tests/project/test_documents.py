@@ -11,7 +11,7 @@ import pytest
 from tests.support.brokers import ROOT as PROJECT
 
 DOCUMENTS = [*sorted((PROJECT / "docs").glob("*.md")), PROJECT / "README.md", PROJECT / "CONTRIBUTING.md"]
-FOLDERS = "core|storage|doors|clients|cli|replication|pyspark_qb|tests|tools|benchmarks|examples|src|docs"
+FOLDERS = "core|storage|doors|clients|cli|cluster|replication|pyspark_qb|tests|tools|benchmarks|examples|src|docs"
 PATH = re.compile(rf"`((?:{FOLDERS})/[\w./-]*\w/?)`")
 
 

@@ -19,7 +19,7 @@ from tests.support.brokers import ROOT as PROJECT
 
 SETUP = configparser.ConfigParser()
 SETUP.read(PROJECT / "setup.cfg")
-ROOMS = ("cli", "clients", "core", "doors", "pyspark_qb", "replication", "storage", "testing")
+ROOMS = ("cli", "clients", "cluster", "core", "doors", "pyspark_qb", "replication", "storage", "testing")
 REQUIREMENTS = {
     "install": SETUP["options"]["install_requires"].split(),
     **{extra: listed.split() for extra, listed in SETUP["options.extras_require"].items()},

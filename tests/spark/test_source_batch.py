@@ -11,7 +11,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import datasource as ds
 
 from pyspark_qb.arrow.bounds import LEAST, MOST, Bounds
-from pyspark_qb.options.spark_options import Address, SourceOptions
+from pyspark_qb.options.spark_options import SourceOptions
 from pyspark_qb.read.broker_logs import BrokerSlice, connected
 from pyspark_qb.read.fetches import Fetches
 from pyspark_qb.read.filters import PushedFilters, push
@@ -194,7 +194,7 @@ def test_messages_that_grow_and_shrink_are_all_fetched(
     client.publish_many("events", sent)
     whole = OffsetRange(TopicPartition("events", 0), 0, len(sent))
     found: list[bytes] = []
-    options = SourceOptions(Address("127.0.0.1", broker.port), topics=("events",), compression=compression)
+    options = SourceOptions((f"127.0.0.1:{broker.port}",), topics=("events",), compression=compression)
     for batch in BrokerSlice(whole, options).read(("value",), Bounds()):
         found += batch.column(0).to_pylist()
     assert found == sent
@@ -204,7 +204,7 @@ def test_a_restart_of_the_broker_amid_a_range_is_no_failure(broker: BrokerProces
     sent = sized([1000] * 20_000)
     client.create_topic("events")
     client.publish_many("events", sent)
-    reading = connected(SourceOptions(Address("127.0.0.1", broker.port)))
+    reading = connected(SourceOptions((f"127.0.0.1:{broker.port}",)))
     offset, fetches = 0, 0
     for got in Fetches(reading, OffsetRange(TopicPartition("events", 0), 0, len(sent)), fail_on_data_loss=True):
         assert got.offset == offset

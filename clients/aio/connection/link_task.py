@@ -10,7 +10,7 @@ from qb.clients.aio.connection.shared_connection import AsyncSharedConnection
 from qb.clients.aio.event_loops.running_loop import Stream, running_loop
 from qb.clients.protocol.client_errors import QBError
 from qb.clients.protocol.connection_phases import Phase, PhaseEvent
-from qb.clients.protocol.reconnecting import CONNECT_TIMEOUT, ReconnectBackoff
+from qb.clients.protocol.reconnecting import ReconnectBackoff
 from qb.core.wire.errors import PeerMisbehaved
 
 # What ends a connection, and is answered with another one; anything else is a fault of ours, and the caller's to see.
@@ -64,12 +64,12 @@ class AsyncLinkTask:
                 self._connection.trouble.note(error)
             finally:
                 self._connection.lost()
-            await anyio.sleep(backoff.pause())
+            await anyio.sleep(self._connection.trouble.pause(backoff))
 
     async def _live(self, backoff: ReconnectBackoff) -> None:
         """One connection, from the attempt to the end, which always raises."""
         connection = self._connection
-        with anyio.fail_after(CONNECT_TIMEOUT):
+        with anyio.fail_after(connection.trouble.connect_timeout):
             server = connection.trouble.server
             stream = await running_loop().connect(server, connection.conversation.credentials.connecting(server))
             connection.connected(stream)
@@ -88,8 +88,9 @@ class AsyncLinkTask:
     async def _converse(self, stream: Stream) -> None:
         """Read until the connection ends, which always raises."""
         connection, silent = self._connection, False
+        interval = min(connection.heartbeat_interval, connection.conversation.silence)
         while True:
-            if await connection.receive(stream, connection.heartbeat_interval):
+            if await connection.receive(stream, interval):
                 silent = False
                 await connection.handle_events(stream)
             elif silent:

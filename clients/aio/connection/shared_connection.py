@@ -207,7 +207,8 @@ class AsyncSharedConnection:
                 self.trouble.welcomed()
                 release(uncertain)
                 await self.resume(stream)
-            case Goodbye(reason):
+            case Goodbye(reason, owner):
+                self.trouble.moved(owner)
                 raise ConnectionError(reason)
             case TurnedAway(error):
                 raise error

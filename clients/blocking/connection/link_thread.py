@@ -56,7 +56,7 @@ class LinkThread:
                 self._note(error)
             finally:
                 self._connection.lost()
-            self._closing.wait(backoff.pause())
+            self._closing.wait(self._connection.trouble.pause(backoff))
         self._connection.trouble.closed()
         if self._connection.phase is not Phase.DOWN:
             self._advance(PhaseEvent.ENDED)
@@ -72,8 +72,8 @@ class LinkThread:
             self._connection.changed.notify_all()
 
     def _connect(self) -> socket.socket:
-        server = self._connection.trouble.server
-        sock = connect(server, self._connection.conversation.credentials.connecting(server))
+        server, seconds = self._connection.trouble.server, self._connection.trouble.connect_timeout
+        sock = connect(server, self._connection.conversation.credentials.connecting(server), seconds)
         self._connection.connected(sock)
         if self._closing.is_set():
             hang_up(sock)
@@ -94,10 +94,11 @@ class LinkThread:
     def _converse(self, sock: socket.socket) -> None:
         """Read until the connection ends, which always raises."""
         connection, silent = self._connection, False
+        interval = min(self._heartbeat_interval, connection.conversation.silence)
         while True:
             self._stand_aside()
             with connection.reading:
-                if is_readable(sock, self._heartbeat_interval):
+                if is_readable(sock, interval):
                     connection.receive(sock)
                     silent = False
                     connection.handle_events(sock)

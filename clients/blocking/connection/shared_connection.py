@@ -196,7 +196,8 @@ class SharedConnection:
                 self.trouble.welcomed()
                 release(uncertain)
                 self.resume(sock)
-            case Goodbye(reason):
+            case Goodbye(reason, owner):
+                self.trouble.moved(owner)
                 raise ConnectionError(reason)
             case TurnedAway(error):
                 raise error

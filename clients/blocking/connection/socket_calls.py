@@ -13,9 +13,12 @@ from qb.core.wire.addresses import BrokerAddress
 from qb.core.wire.frames import Frames
 
 
-def connect(address: BrokerAddress, context: ssl.SSLContext | None) -> socket.socket:
-    """Return a connected socket that sends small frames at once, encrypted if there is a context. Raises OSError."""
-    sock = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT)
+def connect(address: BrokerAddress, context: ssl.SSLContext | None, seconds: float = CONNECT_TIMEOUT) -> socket.socket:
+    """Return a connected socket that sends small frames at once, encrypted if there is a context. Raises OSError.
+
+    Each of its calls may take so many seconds, until that is changed.
+    """
+    sock = socket.create_connection((address.host, address.port), seconds)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock if context is None else TlsSocket(sock, context, address.host)
 

@@ -1,0 +1,33 @@
+"""How the process of a broker ends that may not answer any more: as if it had been killed, and it comes back."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from typing import NoReturn
+
+log = logging.getLogger("qb.cluster")
+
+LEAST_LIFE = 2.0  # seconds: a process that lived shorter pauses before it begins anew
+_began = time.monotonic()
+
+
+def begin_anew(why: str) -> NoReturn:
+    """Replace this process by a new one with the same id and arguments. Nothing is finished, flushed or answered.
+
+    Sockets close as at a kill; the kernel says so to the peers.
+    """
+    log.warning("%s: this broker begins anew as a follower", why)
+    if time.monotonic() - _began < LEAST_LIFE:
+        time.sleep(1.0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored signals would stay so
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def end(why: str) -> NoReturn:
+    """End this process with an error that an operator must look at: nothing is finished, flushed or answered."""
+    log.critical("%s", why)
+    os._exit(1)

@@ -1,0 +1,97 @@
+"""A binary peer that follows redirects, at a broker that does not own the cell: its requests get NOT_OWNER."""
+
+from __future__ import annotations
+
+import msgspec
+import trio
+
+from qb.cluster.cell_view import CellView
+from qb.core.wire.clock import now_ms
+from qb.core.wire.errors import BrokerError, NotOwner
+from qb.core.wire.frames import LENGTH_AND_TYPE, PROBE, Frame, MessageType, decode_frame, encode_frame
+from qb.doors.binary.replies import refusal, success
+from qb.doors.binary.server_connection import InflatedPortion, PublishRun, RefusedFrame, ServerConnection, StageFrame
+from qb.doors.transport import Transport
+
+MOST_HELLO = 131_072  # bytes of a HELLO that is looked into
+OWNER_WITHIN = 0.5  # seconds for which the answer waits for an owner
+IDLE = 60.0  # seconds that such a peer may be silent
+
+
+def redirects(hello: Frame) -> bool:
+    """Say whether a HELLO is from a peer that follows redirects."""
+    return "redirect" in hello.properties.get("features", "").split(",")
+
+
+async def first_frame(peer: Transport) -> tuple[bytes, Frame | None]:
+    """Return what the peer has said first, and its HELLO if it is one; b"" if it has gone or said nothing for long."""
+    said = b""
+    with trio.move_on_after(IDLE):
+        while True:
+            data = await peer.receive()
+            said += data
+            if not data or len(said) < LENGTH_AND_TYPE.size:
+                if data:
+                    continue
+                return said, None
+            length, kind = LENGTH_AND_TYPE.unpack_from(said)
+            if kind != MessageType.HELLO or length > MOST_HELLO:
+                return said, None
+            if len(said) >= length:
+                return said, _decoded(said)
+    return b"", None
+
+
+def _decoded(said: bytes) -> Frame | None:
+    try:
+        return decode_frame(said)
+    except BrokerError:
+        return None  # the owner says what is wrong with it
+
+
+class RedirectedSession:
+    """From HELLO to the end of the connection."""
+
+    def __init__(self, view: CellView, peer: Transport, max_message_size: int) -> None:
+        self._view, self._peer = view, peer
+        self._connection = ServerConnection(max_message_size)
+
+    async def run(self, said: bytes) -> None:
+        """Answer what has come and what comes. Returns when the peer has gone, is silent, or cannot be understood."""
+        data: bytes = said
+        while data:
+            self._connection.receive(data)
+            try:
+                while (event := self._connection.next_event()) is not None:
+                    await self._answer(event)
+            except BrokerError as error:
+                self._peer.send(refusal(self._connection.peek_number(), error))
+                return
+            data = b""
+            with trio.move_on_after(IDLE):
+                data = await self._peer.receive()
+
+    async def _answer(self, event: Frame | PublishRun | StageFrame | RefusedFrame | InflatedPortion) -> None:
+        if isinstance(event, RefusedFrame):
+            self._peer.send(refusal(event.number, event.error))
+        elif isinstance(event, PublishRun):
+            count = self._connection.skip_run(event.route)
+            self._peer.send(refusal(event.first_number, self._not_owner(), count))
+        elif isinstance(event, StageFrame):
+            self._peer.send(refusal(event.number, self._not_owner()))
+        elif isinstance(event, Frame):
+            await self._answer_frame(event)
+
+    async def _answer_frame(self, frame: Frame) -> None:
+        if frame.type == MessageType.HEARTBEAT:
+            if frame.sequence_number != PROBE:
+                self._peer.send(encode_frame(MessageType.HEARTBEAT, frame.sequence_number, now_ms()))
+        elif frame.type == MessageType.REQUEST and frame.properties.get("method") == "cluster":
+            self._peer.send(success(frame, body=msgspec.json.encode(await self._view.describe())))
+        else:
+            await self._view.wait_for(self._view.owner, OWNER_WITHIN)
+            self._peer.send(refusal(frame.sequence_number, self._not_owner()))
+
+    def _not_owner(self) -> NotOwner:
+        owner = self._view.owner()
+        return NotOwner(self._view.cell, owner.address if owner is not None else "", self._view.epoch)

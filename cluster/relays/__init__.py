@@ -1,0 +1,1 @@
+"""Peers that cannot be redirected: passed on by one broker, taken by another."""

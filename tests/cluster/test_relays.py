@@ -1,0 +1,196 @@
+"""A follower redirects peers that can follow, and passes all others on to the owner, byte for byte."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from qb.cluster.cell_view import CellView
+from qb.cluster.cluster_port import ClusterPort
+from qb.cluster.follower_doors import FollowerDoors
+from qb.cluster.members import Announcement
+from qb.cluster.relays.relayed_peers import RelayedPeers
+from qb.cluster.roles import Role
+from qb.core.settings import ServerSettings, Settings, StorageSettings
+from qb.core.wire.frames import MessageType as T
+from qb.doors.listening import listen
+from qb.replication.nats.nats_protocol import NatsError
+from qb.server import serve
+from qb.storage.local_engine import LocalEngine
+from tests.support.brokers import Doors
+from tests.support.waiting import until_true
+
+EPOCH = 4
+
+
+class NoNats:
+    """A NATS client that reaches nothing: the test speaks for the others."""
+
+    def subscribe(self, subject: str, received: Callable[..., None]) -> int:
+        return 1
+
+    def publish(self, subject: str, payload: bytes) -> None:
+        pass
+
+    async def request(self, *args: object, **options: object) -> None:
+        raise NatsError("there is no NATS")
+
+
+class Held:
+    """A ownership that lasts until the test ends it."""
+
+    cell, broker, lease_ttl, successor = "main", "owner", 15.0, ""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.checks = 0
+
+    def check(self) -> None:
+        self.checks += 1
+
+    async def describe(self) -> dict[str, Any]:
+        return {"engine": "jetstream", "owner": "owner"}
+
+    async def move(self, to: str | None) -> None:
+        raise AssertionError("no test moves it")
+
+
+class Pair:
+    """An owner and a follower in this process."""
+
+    def __init__(self, follower: Doors, owner: Doors, view: CellView, cluster_address: str) -> None:
+        self.follower, self.owner, self.view, self.cluster_address = follower, owner, view, cluster_address
+
+    def announce(self, role: Role = Role.OWNER, epoch: int = EPOCH) -> None:
+        """Have the follower hear from the owner."""
+        address = "{}:{}".format(*self.owner.listening[0].listeners[0].getsockname())
+        self.view._take(Announcement("owner", address, self.cluster_address, role, epoch, 0, "1", 1))
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
+    async with opened_pair(tmp_path) as pair:
+        yield pair
+
+
+@asynccontextmanager
+async def opened_pair(directory: Path, epoch: int = EPOCH) -> AsyncIterator[Pair]:
+    settings = Settings(server=ServerSettings(port=0), storage=StorageSettings(data_dir=str(directory / "data")))
+    engine = await trio.to_thread.run_sync(LocalEngine.open, settings.storage)
+    owner, follower, ownership = Doors(), Doors(), Held(epoch)
+    listeners = listen("127.0.0.1", 0)
+    port = ClusterPort(listeners)
+    view = CellView(NoNats(), "main", "QB_main", "follower", "127.0.0.1:1", "127.0.0.1:2", 15.0)  # type: ignore[arg-type]
+    doors = FollowerDoors(settings, follower.listening, view, None)
+    relays = RelayedPeers(port, "main", epoch)
+    try:
+        async with trio.open_nursery() as nursery:
+            begin = partial(serve, settings, engine, owner.listening, owner.stop, ownership=ownership, relays=relays)
+            nursery.start_soon(begin)
+            nursery.start_soon(port.run)
+            nursery.start_soon(doors.run, nursery)
+            nursery.start_soon(doors.close_outdated)
+            yield Pair(follower, owner, view, "{}:{}".format(*listeners[0].getsockname()))
+            owner.stop.set()
+            nursery.cancel_scope.cancel()
+    finally:
+        await owner.close()
+        await follower.close()
+        for listener in listeners:
+            listener.close()
+        engine.close()
+
+
+async def test_a_peer_that_follows_redirects_learns_the_owner_and_its_connection_lives(pair: Pair) -> None:
+    pair.announce()
+    peer = await pair.follower()
+    for number in (1, 2):
+        answer = await peer.ask(T.HELLO, number, protocol="1", features="redirect")
+        host, port = pair.owner.listening[0].listeners[0].getsockname()
+        assert answer.properties["code"] == "NOT_OWNER"
+        assert (answer.properties["owner"], answer.properties["cell"]) == (f"{host}:{port}", "main")
+        assert answer.properties["epoch"] == str(EPOCH)
+    answer = await peer.ask(T.PUBLISH, 3, b"x", topic="a")
+    assert answer.properties["code"] == "NOT_OWNER"
+
+
+async def test_a_follower_says_what_it_knows_of_the_cell(pair: Pair) -> None:
+    pair.announce()
+    peer = await pair.follower()
+    await peer.ask(T.HELLO, 1, protocol="1", features="redirect")
+    found = json.loads((await peer.ask(T.REQUEST, 2, method="cluster")).body)
+    assert (found["owner"], found["epoch"], found["cell"]) == ("owner", EPOCH, "main")
+    assert found["journal"]["error"] == "there is no NATS"
+
+
+async def test_the_answer_waits_a_moment_for_an_owner(pair: Pair) -> None:
+    peer = await pair.follower()
+    async with trio.open_nursery() as nursery:
+
+        async def ask() -> None:
+            answer = await peer.ask(T.HELLO, 1, protocol="1", features="redirect")
+            assert answer.properties["owner"]
+
+        nursery.start_soon(ask)
+        await trio.testing.wait_all_tasks_blocked()
+        pair.announce()
+
+
+async def test_a_basic_peer_is_served_through_the_follower(pair: Pair) -> None:
+    pair.announce()
+    peer = await pair.follower()
+    await peer.ask(T.CREATE_TOPIC, 1, topic="a")
+    assert (await peer.ask(T.PUBLISH, 2, b"one", topic="a")).properties["offset"] == "0"
+    await peer.ask(T.CREATE_SUBSCRIPTION, 3, subscription_id="s", topic="a")
+    await peer.ask(T.SUBSCRIBE, 4, subscription_id="s")
+    pushed = await peer.receive()
+    assert pushed is not None
+    assert (pushed.type, pushed.body) == (T.DATA, b"one")
+    observer = await pair.owner()
+
+    async def is_delivered() -> bool:  # once the relay has said that the peer's TCP has acknowledged it
+        return not (await observer.call("describe_subscription", subscription_id="s"))["lag"]
+
+    await until_true(is_delivered)
+
+
+async def test_lines_and_http_are_served_through_the_follower(pair: Pair) -> None:
+    pair.announce()
+    lines = await pair.follower.lines()
+    await lines.send(type="createTopic", topic="a")
+    assert (await lines.receive())["ok"]
+    http = await pair.follower.http()
+    answer = await http.ask("GET", "/topics")
+    assert answer.status == 200
+    assert [topic["name"] for topic in answer.json["topics"]] == ["a"]
+
+
+async def test_health_is_the_followers_own(pair: Pair) -> None:
+    http = await pair.follower.http()  # no owner is known
+    assert (await http.ask("GET", "/health")).status == 200
+
+
+async def test_a_relay_ends_when_the_cell_has_another_owner(pair: Pair) -> None:
+    pair.announce()
+    lines = await pair.follower.lines()
+    await lines.send(type="createTopic", topic="a")
+    assert (await lines.receive())["ok"]
+    pair.announce(epoch=EPOCH + 1)
+    assert await lines.receive_bytes() is None
+
+
+async def test_an_owner_takes_no_relay_that_means_another_epoch(tmp_path: Path) -> None:
+    async with opened_pair(tmp_path, epoch=EPOCH + 1) as pair:
+        pair.announce()
+        lines = await pair.follower.lines()
+        await lines.send(type="createTopic", topic="a")
+        assert await lines.receive_bytes() is None
+        observer = await pair.owner()
+        assert await observer.call("list_topics") == []
