@@ -24,8 +24,13 @@ ANSWER_WITHIN = 1.0  # seconds for NATS to say how its nodes are
 class FollowedCell(Protocol):
     """The copy of the cell that this broker keeps."""
 
-    applied: int  # the position of the journal up to which it goes
-    epoch: int  # of the newest fence that it has read
+    @property
+    def applied(self) -> int:
+        """The position of the journal up to which it goes."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the newest fence that it has read."""
 
 
 class CellView:

@@ -11,7 +11,7 @@ from qb.cli.cluster.cell_questions import ask, verdict
 from qb.cli.terminal.command import Command, CommandFailed, Outcome, no_arguments
 from qb.clients.credentials import Credentials
 from qb.clients.protocol.client_errors import RequestRefused
-from qb.core.wire.addresses import BrokerAddress, addresses_of, like
+from qb.core.wire.addresses import BrokerAddress, like, parse_address
 from qb.core.wire.errors import BrokerError
 
 MOVED_WITHIN = 30.0  # seconds for another broker to own the cell
@@ -19,7 +19,7 @@ POLL = 0.02  # seconds between two questions meanwhile
 
 
 def _addresses(args: argparse.Namespace) -> Sequence[BrokerAddress]:
-    return addresses_of(args.host, args.port, args.servers)
+    return [parse_address(each) for each in args.servers] or [parse_address(args.host, args.port)]
 
 
 def _best(args: argparse.Namespace) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def connection_options(**given: Any) -> dict[str, Any]:
     """
     settings = load([], os.environ).settings
     where: dict[str, Any] = {"host": settings.server.host, "port": settings.server.port}
-    if settings.client.servers:
+    if settings.client.servers and "port" not in given:
         where = {"servers": settings.client.servers}
     patience = {
         "request_timeout": settings.client.request_timeout,
