@@ -7,14 +7,14 @@ import pytest
 from qb.clients.protocol.client_errors import NotOwner
 from qb.clients.protocol.conversation import Conversation, Goodbye, PushedFrame, TurnedAway, Welcome
 from qb.clients.protocol.reconnecting import ConnectionTrouble, ReconnectBackoff
-from qb.core.wire.addresses import addresses_of
+from qb.core.wire.addresses import DEFAULT_HOST, addresses_of
 from qb.core.wire.frames import MessageType, decode_frame, encode_frame
 
 WELCOME = {"status": "success", "server": "qb/1", "max_message_size": "1000"}
 
 
 def trouble_with(*servers: str) -> ConnectionTrouble:
-    return ConnectionTrouble(addresses_of("", None, servers))
+    return ConnectionTrouble(addresses_of(DEFAULT_HOST, None, servers))
 
 
 def not_owner(owner: str = "") -> NotOwner:
@@ -30,7 +30,7 @@ def test_the_owner_that_is_named_comes_next_and_at_once() -> None:
 
 
 def test_an_owner_outside_the_list_is_followed_too_with_tls_as_the_list_has_it() -> None:
-    trouble = ConnectionTrouble(addresses_of("", None, ["qbs://ops@a:1"]))
+    trouble = ConnectionTrouble(addresses_of(DEFAULT_HOST, None, ["qbs://ops@a:1"]))
     trouble.note(not_owner("d:4"))
     assert str(trouble.server) == "qbs://ops@d:4"
 
