@@ -32,6 +32,7 @@ BENCHMARKS = (
     "tails",
     "async_clients",
     "pull",
+    "secured",
     "journal",
     "spark",
 )

@@ -166,10 +166,10 @@ class SocketPoll:
 def receive_into(sock: socket.socket, room: memoryview, most: int = 0) -> int | None:
     """Return how much has come from a peer: 0 if it has gone, None if nothing has come yet.
 
-    At most so many bytes are received, for which there must be room; 0: as many as there is room for.
+    At most so many bytes are received; 0: as many as there is room for.
     """
     try:
-        return sock.recv_into(room, most)
+        return sock.recv_into(room, min(most, len(room)))
     except (BlockingIOError, InterruptedError):
         return None
     except OSError:

@@ -358,3 +358,21 @@ async def test_little_is_received_of_each_while_peers_hold_much(nursery, pair):
     await until_quiet()
     assert max(taken) > readiness.TIGHT_BYTES
     ready.remove(ours)
+
+
+@pytest.mark.parametrize(("portion", "largest"), [(100, 100), (readiness.RECEIVE_BYTES * 4, readiness.RECEIVE_BYTES)])
+async def test_a_portion_is_the_most_that_is_received_of_a_peer_also_if_there_is_less_room(
+    nursery, pair, portion, largest
+):
+    poll, sizes = SocketPoll(), []
+    nursery.start_soon(poll.run)
+    ours, theirs = pair()
+    ours.setblocking(False)
+    theirs.send(bytes(1_000))
+    poll.add(ours, lambda data: sizes.append(len(data)), portion)
+    with trio.fail_after(10):
+        while sum(sizes) < 1_000:
+            await trio.lowlevel.checkpoint()
+    assert max(sizes) == min(largest, 1_000)
+    poll.remove(ours)
+    nursery.cancel_scope.cancel()
