@@ -31,6 +31,8 @@ BENCHMARKS = (
     "growth",
     "tails",
     "async_clients",
+    "older_client",
+    "compression",
     "pull",
     "secured",
     "journal",
@@ -46,6 +48,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="repeats of each comparison; medians are printed")
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="a directory on the disk to measure")
     parser.add_argument("--seconds", type=float, default=300.0, help="how long tails are measured (default: 300)")
+    parser.add_argument("--before", type=Path, help="an older checkout, for the benchmark older_client")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(BENCHMARKS):
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
@@ -54,6 +57,7 @@ def main() -> None:
         arguments.quick,
         min(arguments.rounds, 2) if arguments.quick else arguments.rounds,
         min(arguments.seconds, 4.0) if arguments.quick else arguments.seconds,
+        arguments.before and arguments.before.resolve(),
     )
     for name in [each for each in BENCHMARKS if each in (arguments.names or BENCHMARKS)]:
         print(f"{name} ...", file=sys.stderr, flush=True)

@@ -270,7 +270,7 @@ def run(options: BenchmarkOptions) -> None:
         for number in range(options.rounds):
             for side, (opened, runner) in sides.items():
                 topic = f"round-{_plain(side)}-{number}"
-                figures[side].append(runner(partial(_round, opened, topic, best[side], options)))
+                figures[side].append(runner(partial(one_round, opened, topic, best[side], options)))
         _report(figures, best)
         _send_beside_publish_many(broker.port, options)
 
@@ -293,7 +293,8 @@ async def _best(opened: Opened, topic: str, options: BenchmarkOptions) -> Settin
     return Setting(max(depths, key=depths.__getitem__), max(portions, key=portions.__getitem__))
 
 
-async def _round(opened: Opened, topic: str, best: Setting, options: BenchmarkOptions) -> dict[str, Figure]:
+async def one_round(opened: Opened, topic: str, best: Setting, options: BenchmarkOptions) -> dict[str, Figure]:
+    """Connect a side, and measure each of the WORKS."""
     async with opened(topic) as side:
         pipelined, one, each, pushed = (options.scaled(count) for count in side.counts)
         await side.publish()

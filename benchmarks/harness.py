@@ -33,6 +33,7 @@ class BenchmarkOptions:
     quick: bool
     rounds: int
     seconds: float = 300.0  # that a benchmark of tails takes
+    before: Path | None = None  # an older checkout, to compare with
 
     def scaled(self, count: int) -> int:
         """Return how many messages to use where a full run uses `count`."""
