@@ -57,15 +57,26 @@ def _carry_out(argv: Sequence[str]) -> int:
     if not (args.servers or args.host or args.port):
         args.servers = settings.client.servers
     args.broker_is_given, args.timeout_is_given = bool(args.host or args.port or args.servers), bool(args.timeout)
-    if args.host and "://" in args.host and not args.port:  # an address with a port of its own
-        args.port = parse_address(args.host).port
-        args.host = re.sub(r":\d+/?\Z", "", args.host)
+    if args.host:
+        args.host, args.port = _without_port(args.host, args.port)
     args.host = args.host or settings.server.host
     args.port = args.port or settings.server.port
     args.timeout = args.timeout or settings.client.request_timeout
     args.credentials = credential_files(settings.client)
     args.heartbeat_interval = settings.client.heartbeat_interval
     return _print(args.run(args), as_json=args.json, raw=args.raw)
+
+
+def _without_port(host: str, port: int | None) -> tuple[str, int | None]:
+    """Return an address without its port, and the port. Raises UsageError."""
+    try:
+        address = parse_address(host, port)
+    except ValueError as error:
+        raise UsageError(reason(error)) from None
+    is_bare_ipv6 = "://" not in host and host.count(":") > 1 and not host.startswith("[")
+    has_port = "://" in host or (re.search(r":\d+\Z", host) is not None and not is_bare_ipv6)
+    where = re.sub(r":\d+/?\Z", "", host) if address.is_secure else address.host
+    return where, address.port if has_port else port
 
 
 def _print(outcome: Outcome, *, as_json: bool, raw: bool) -> int:

@@ -31,7 +31,8 @@ def add_config(parser: argparse.ArgumentParser, section: str, but: frozenset[str
 def configured(args: argparse.Namespace, **more: Any) -> ProgramConfig:
     """Return what the file and the flags say; `more` are flags by another name. Raises SettingsError, UsageError."""
     given = {name.removeprefix("key "): value for name, value in vars(args).items() if name.startswith("key ")}
-    return program_config(args.config, given | {name.replace("__", "."): value for name, value in more.items()})
+    given |= {name.replace("__", "."): value for name, value in more.items()}
+    return program_config(args.config, given, "--config")
 
 
 def required(value: Any, key: str, flag: str) -> Any:

@@ -13,13 +13,17 @@ from qb.core.settings.program_table import PROGRAM_TABLE, ProgramConfig
 _NAMES = {setting.name for setting in PROGRAM_TABLE}
 
 
-def program_config(path: str | None, given: Mapping[str, Any] | None = None) -> ProgramConfig:
+def program_config(
+    path: str | None, given: Mapping[str, Any] | None = None, named_by: str = "the argument path"
+) -> ProgramConfig:
     """Return what a file says, and over it what is `given` by name: {"producer.topic": "orders"}; None is not given.
+
+    An error about the file as a whole says what it was `named_by`.
 
     Raises SettingsError, which names file, line, key and reason.
     """
     sections: dict[str, dict[str, Any]] = {"broker": {}, "producer": {}, "consumer": {}}
-    for setting, value, origin in read_config(path, "--config") if path is not None else ():
+    for setting, value, origin in read_config(path, named_by) if path is not None else ():
         if setting.name in _NAMES:
             section, field = setting.name.split(".")
             sections[section][field] = checked(setting, value, origin)

@@ -337,12 +337,34 @@ def test_the_flags_for_every_command_work_before_and_after_it(offline: Run, shar
         ["ping", "--port", port, "--json"],
         ["--json", "ping", "--host", "127.0.0.1", f"--port={port}", "--client-id", "me", "--timeout", "5"],
         ["--port", "1", "ping", "--port", port, "--json"],
+        ["--json", "ping", "--host", f"127.0.0.1:{port}"],
+        ["--json", "ping", "--host", f"qb://127.0.0.1:{port}/"],
     ):
         done = offline(*argv)
         assert done.code == 0, done.err
         assert json.loads(done.out)["address"] == f"127.0.0.1:{port}"
     in_the_middle = offline("bench", "--port", port, "--json", "publish", "--count", "1")
     assert json.loads(in_the_middle.out)["count"] == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--host", "h:1", "--port", "2"], "'h:1' has a port already: leave --port away"),
+        (
+            ["--host", "http://h"],
+            "'http://h' is no address of a broker: write host, host:port, qb://host:port or qbs://host:port",
+        ),
+    ],
+)
+def test_an_address_that_makes_no_sense_is_refused_in_words_of_flags(offline: Run, argv: list[str], line: str) -> None:
+    assert offline(*argv, "ping") == (2, "", f"qb: {line}\n")
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]:1", "qb://[::1]:1"])
+def test_an_ipv6_address_keeps_its_colons(offline: Run, host: str) -> None:
+    port = ["--port", "1"] if host == "::1" else []
+    assert "[::1]:1" in offline("--host", host, *port, "ping").err
 
 
 @pytest.mark.parametrize(

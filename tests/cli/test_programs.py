@@ -94,6 +94,12 @@ def test_a_mistake_is_named_with_file_line_key_and_reason(text: str, says: str, 
     assert str(refused.value) == says.replace("{}", str(tmp_path / "p.yaml"), 1)
 
 
+def test_a_file_that_cannot_be_read_is_named_by_the_flag_or_by_the_argument(offline: Run) -> None:
+    assert "(from --config) cannot be read: No such" in offline("produce", "--config", "none.yaml").err
+    with pytest.raises(SettingsError, match=r"\(from the argument path\) cannot be read: No such"):
+        Producer.from_config("none.yaml")
+
+
 def test_what_a_program_cannot_do_without_is_named(offline: Run) -> None:
     assert offline("produce").err == "qb: producer.topic is missing: set it in the file of --config, or give --topic\n"
     assert "consumer.topic is missing" in offline("consume").err
