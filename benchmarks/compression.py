@@ -23,7 +23,7 @@ WORKS = ("publish_many", "producer", "fetch", "push-to-handler")
 CODECS = (None, "zstd", "lz4")
 TARGET = 4  # times fewer bytes, with zstd
 ITEMS = ("green tea", "black tea", "coffee", "cup", "kettle", "sugar", "oat milk", "biscuits")
-STREETS = ("Harbour Street", "Mill Lane", "Station Road", "Park Avenue", "Church Street", "Queensway")
+STREETS = ("Harbour Street", "Mill Road", "Station Road", "Park Avenue", "Church Street", "Queensway")
 
 
 def events(count: int) -> list[bytes]:
