@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -28,7 +30,7 @@ from qb import (
     UsedAfterFork,
 )
 from qb.clients.protocol.partition_spread import partition_of
-from tests.support.brokers import BrokerProcess, free_port
+from tests.support.brokers import ROOT, BrokerProcess, free_port
 from tests.support.forks import child, raised_by
 from tests.support.scripted_broker import Plan, ScriptedBroker
 from tests.support.waiting import wait_until
@@ -431,6 +433,37 @@ def test_batches_travel_compressed_and_are_stored_plain(shared: BrokerProcess, c
 
 
 # Forks
+
+
+PROGRAM_WITHOUT_AN_END = """
+import sys
+from qb import BrokerClient
+
+client = BrokerClient(port=int(sys.argv[1]), request_timeout=30)
+producer = client.producer(sys.argv[2], linger_ms=60_000)
+producer.send(b"one")
+producer.send(b"two")
+"""
+
+
+def run_without_an_end(port: int, topic: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM_WITHOUT_AN_END, str(port), topic]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+
+
+def test_a_program_that_ends_sends_what_its_producers_have_buffered(shared: BrokerProcess) -> None:
+    topic = "unclosed"
+    with BrokerClient(port=shared.port) as client:
+        client.create_topic(topic)
+        done = run_without_an_end(shared.port, topic)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert [message.body for message in client.fetch(topic)] == [b"one", b"two"]
+
+
+def test_what_a_program_that_ends_cannot_send_is_in_its_log(shared: BrokerProcess) -> None:
+    done = run_without_an_end(shared.port, "no-such-topic")
+    assert "2 messages for topic no-such-topic are not stored: there is no topic" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

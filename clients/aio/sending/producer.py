@@ -9,7 +9,14 @@ from types import TracebackType
 from typing import Any
 
 from qb.clients.aio.methods.publishing import AsyncPublishMethods
-from qb.clients.aio.sending.send_handles import AsyncSendHandle, OnDelivery, check_callback, let_send, wait_for_room
+from qb.clients.aio.sending.send_handles import (
+    AsyncSendHandle,
+    OnDelivery,
+    check_callback,
+    close_at_exit,
+    let_send,
+    wait_for_room,
+)
 from qb.clients.aio.sending.send_task import AsyncSendTask
 from qb.clients.aio.waiting import AsyncGuard, now
 from qb.clients.producing.message_buffer import MessageBuffer
@@ -189,6 +196,7 @@ class AsyncProducer(MessageBuffer[AsyncSendHandle]):
                 self._client, self._buffered, self._changed, self._notes.plain, self._options, self._on_delivery
             )
             self._client._producers.add(self)
+            close_at_exit(self)
         self._longest, self._spans = self._client._conversation.max_message_size, tracing()
         self._changed.notify_all()
         return self._buffered.filling or self._buffered.begin_batch(now())  # another may have begun one meanwhile

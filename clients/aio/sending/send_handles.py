@@ -20,6 +20,10 @@ from qb.clients.protocol.receipts import Receipt
 OnDelivery = Callable[[Delivery], Awaitable[None] | None]
 
 
+def close_at_exit(producer: object) -> None:
+    """The block over the client closes its producers."""
+
+
 def check_callback(on_delivery: object) -> None:
     """Raise TypeError if it cannot be called."""
     if on_delivery is not None and not callable(on_delivery):

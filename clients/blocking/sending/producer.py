@@ -10,7 +10,14 @@ from types import TracebackType
 from typing import Any
 
 from qb.clients.blocking.methods.publishing import PublishMethods
-from qb.clients.blocking.sending.send_handles import OnDelivery, SendHandle, check_callback, let_send, wait_for_room
+from qb.clients.blocking.sending.send_handles import (
+    OnDelivery,
+    SendHandle,
+    check_callback,
+    close_at_exit,
+    let_send,
+    wait_for_room,
+)
 from qb.clients.blocking.sending.send_task import SendTask
 from qb.clients.blocking.waiting import Guard, now
 from qb.clients.producing.message_buffer import MessageBuffer
@@ -179,6 +186,7 @@ class Producer(MessageBuffer[SendHandle]):
                 self._client, self._buffered, self._changed, self._notes.plain, self._options, self._on_delivery
             )
             self._client._producers.add(self)
+            close_at_exit(self)
         self._longest, self._spans = self._client._conversation.max_message_size, tracing()
         self._changed.notify_all()
         return self._buffered.filling or self._buffered.begin_batch(now())  # another may have begun one meanwhile

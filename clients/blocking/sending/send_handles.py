@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+from weakref import WeakSet
 
 import msgspec
 
@@ -17,8 +21,28 @@ from qb.clients.protocol.receipts import Receipt
 
 PILE = 4  # batches that are ready
 GIVE_WAY = 0.005  # seconds at most, as the interpreter's own switch between threads
+EXIT_PATIENCE = 5.0  # seconds that the messages of a program that ends have to be stored
 
 OnDelivery = Callable[[Delivery], object]
+
+
+class _Closable(Protocol):
+    def close(self, timeout: float | None = None) -> None: ...
+
+
+_open: WeakSet[_Closable] = WeakSet()
+
+
+def close_at_exit(producer: _Closable) -> None:
+    """Have the program send what is buffered when it ends, if nothing has closed the producer by then."""
+    _open.add(producer)
+
+
+@atexit.register
+def _close_all() -> None:
+    for producer in list(_open):
+        with suppress(Exception):  # the log has it
+            producer.close(EXIT_PATIENCE)
 
 
 def check_callback(on_delivery: object) -> None:
