@@ -37,6 +37,7 @@ from qb import BrokerClient, Message
 
 NAME = "growth"
 MESSAGES = 200_000  # a measurement
+MESSAGES_EACH = 40_000  # of a measurement, pushed to each joined subscription
 MOST = 1.5  # times the cost of the cheapest smaller size
 PATIENCE = 600.0
 BYTES_A_MESSAGE = 60  # of a backlog on disk, for bodies of 10 bytes; rounded up
@@ -50,6 +51,7 @@ class Point:
     server: Server
     client: BrokerClient
     topic: str = "measured"
+    messages: int = MESSAGES  # of a measurement
     body: int = 0  # bytes; 0: different lengths
     joined: int = 1  # subscriptions that each get every message
     from_start: bool = False  # is the backlog pushed, or what was just published?
@@ -107,6 +109,7 @@ def _backlog(point: Point, stack: ExitStack) -> None:
 def _joined(point: Point, stack: ExitStack) -> None:
     point.client.create_topic(point.topic)
     point.joined = point.size
+    point.messages = MESSAGES_EACH  # at every size, or joining would be shared by fewer messages
 
 
 def _body(point: Point, stack: ExitStack) -> None:
@@ -160,8 +163,8 @@ def _point(size: int, directory: Path) -> Iterator[Point]:
 
 def _measure(point: Point, options: BenchmarkOptions) -> None:
     """Add one round to both costs."""
-    shared = max(options.scaled(MESSAGES) // point.joined, options.scaled(20_000))
-    count = max(10, min(shared, options.scaled(200_000_000) // max(1, point.body)))
+    messages = options.scaled(point.messages)
+    count = max(10, min(messages, options.scaled(200_000_000) // max(1, point.body)))
     names = [f"push-{time.monotonic_ns()}-{number}" for number in range(point.joined)]
     for name in names:
         point.client.create_subscription(name, point.topic, start_offset="earliest" if point.from_start else "latest")
