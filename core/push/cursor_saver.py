@@ -24,6 +24,10 @@ from qb.storage.faults import Faults
 
 SAVE_INTERVAL = 0.1  # seconds by which a state on disk may lag behind; all that may lag are saved at the same moments
 SPACING = 0.05  # seconds between two saves of a subscription if a window is full, but most of it is being handled
+# While acks come as fast as this, times what a save takes, the whole window is saved and not each half of it: the rest
+# is acked before the save would be over.
+QUICK = 3
+NEWEST = 0.125  # the weight of the last save in how long one takes
 SHARE = 4  # taking snapshots of a subscription takes at most one part in so many of the time
 RETRY = 1.0  # seconds until the next try when one has failed
 
@@ -36,6 +40,7 @@ class CursorSaver:
         self._metadata = metadata
         self._serve = serve
         self._deadlines: Deadlines[SaveSchedule] = Deadlines()
+        self._began = self._takes = 0.0  # when the last transaction began, and how long one takes, in seconds
         self._under_way = False  # is there a transaction? Then what is due waits for its end
         self._not_before = 0.0  # a save has failed: give the disk some time
         self._faults = Faults()
@@ -69,6 +74,8 @@ class CursorSaver:
             due = (now // SAVE_INTERVAL + 1) * SAVE_INTERVAL
         elif save_urgency is SaveUrgency.SOME:
             due = max(now, saving.began + SPACING)
+        elif save_urgency is SaveUrgency.MUCH:
+            due = max(now, saving.began + min(SPACING, QUICK * self._takes))
         else:
             due = now
         return max(due, saving.began + SHARE * saving.took, self._not_before)
@@ -95,7 +102,7 @@ class CursorSaver:
             return
         saves = self._take_due(now)
         if saves:
-            self._under_way = True
+            self._under_way, self._began = True, now
             try:
                 self._metadata.put_then(_values(saves), partial(self._ended, saves))
             except Exception as error:
@@ -139,6 +146,7 @@ class CursorSaver:
         try:
             if error is not None:  # the metadata has logged it
                 self._retry_saves(saves)
+            self._takes += NEWEST * (trio.current_time() - self._began - self._takes)
             for save in saves:
                 self._end(save.waiters, error)
                 with self._faults.contained(f"the end of a save of subscription {save.active.name}"):

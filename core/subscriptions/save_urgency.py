@@ -15,7 +15,8 @@ class SaveUrgency(IntEnum):
 
     NONE = 0  # there is room in every window: it may wait for other saves
     SOME = 1  # a subscriber is given nothing more until it is done
-    ALL = 2  # so much of a subscriber's window is acked that it should begin while the rest is being handled
+    MUCH = 2  # so much of a subscriber's window is acked that it should begin while the rest is being handled
+    ALL = 3  # a subscriber has acked everything that it was given
 
 
 def save_urgency(state: SubscriptionState) -> SaveUrgency:
@@ -29,7 +30,8 @@ def save_urgency(state: SubscriptionState) -> SaveUrgency:
 def _urgency_of(subscriber: JoinedSubscriber, upcoming: int) -> SaveUrgency:
     acked = subscriber.unsaved_in(upcoming)  # those that a snapshot has seen are on their way
     if acked >= max(subscriber.window / 2, subscriber.window - BUSY):
-        return SaveUrgency.ALL
+        is_all = not subscriber.in_flight and acked == subscriber.unsaved  # and no save is under way, which brings more
+        return SaveUrgency.ALL if is_all else SaveUrgency.MUCH
     return SaveUrgency.SOME if acked and subscriber.free <= 0 else SaveUrgency.NONE
 
 

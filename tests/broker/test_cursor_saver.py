@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from qb.core.push.active_subscription import ActiveSubscription
-from qb.core.push.cursor_saver import RETRY, SAVE_INTERVAL, SPACING, CursorSaver
+from qb.core.push.cursor_saver import QUICK, RETRY, SAVE_INTERVAL, SPACING, CursorSaver
 from qb.core.subscriptions.subscription import Subscription
 from qb.core.subscriptions.subscription_options import parse_options
 from qb.core.wire.errors import BrokerError, DiskFull
@@ -148,6 +148,30 @@ async def test_a_save_begins_while_the_other_half_is_handled_and_the_next_one_fo
         await trio.sleep(1.0)
         assert broker.disk.times[1:2] == [pytest.approx(began + 0.5)], "right after the one that was under way"
         assert broker.count(active) == 15
+
+
+async def test_whole_windows_are_saved_while_acks_come_faster_than_saves(clock: trio.testing.MockClock) -> None:
+    async with a_saver() as broker:
+        active, broker.disk.seconds = broker.add("s", window=10), 0.01
+        for _ in range(50):
+            first = active.subscription.wanted(0).start - active.subscription.describe({0: 10**6}).in_flight
+            for half in (first, first + 5):
+                broker.ack(active, half, half + 5)
+                await trio.sleep(0.001)
+            while broker.count(active) < first + 20:
+                await trio.sleep(0.001)
+        saves = len(broker.disk.transactions)
+    assert 50 <= saves <= 55, "and not one for each half, once it is known how long a save takes"
+
+
+async def test_half_a_window_does_not_wait_for_the_other_half_for_long(clock: trio.testing.MockClock) -> None:
+    async with a_saver() as broker:
+        active = broker.add("s", window=10)
+        for half in range(0, 200, 5):
+            broker.ack(active, half, half + 5)
+            await trio.sleep(QUICK * broker.disk.seconds)
+            assert broker.count(active) >= half + 10, "the other half is still being handled"
+            await trio.sleep(broker.disk.seconds)
 
 
 async def test_a_subscriber_with_nothing_free_waits_for_its_few_acks_a_moment_at_most(

@@ -154,12 +154,14 @@ def test_what_was_acked_durably_does_not_come_again_and_the_rest_does() -> None:
     ("window", "acked", "save_urgency"),
     [
         (1, 1, SaveUrgency.ALL),
-        (2, 1, SaveUrgency.ALL),
+        (2, 1, SaveUrgency.MUCH),
+        (2, 2, SaveUrgency.ALL),
         (3, 1, SaveUrgency.SOME),
         (10, 4, SaveUrgency.SOME),
-        (10, 5, SaveUrgency.ALL),
+        (10, 5, SaveUrgency.MUCH),
+        (10, 10, SaveUrgency.ALL),
         (10_000, 10_000 - BUSY - 1, SaveUrgency.SOME),
-        (10_000, 10_000 - BUSY, SaveUrgency.ALL),
+        (10_000, 10_000 - BUSY, SaveUrgency.MUCH),
     ],
 )
 def test_the_more_of_a_window_waits_for_a_save_the_sooner_it_should_be(
