@@ -100,3 +100,30 @@ def test_explain_says_that_a_window_adapts_itself() -> None:
     subscription.offer(0, 0, LEAST)
     subscription.decide(0)
     assert f"a ({LEAST} of {LEAST} in flight, a window that adapts itself)" in subscription.explain(0, LEAST, 2_000, 1)
+
+
+def test_it_grows_if_a_full_window_was_handled_before_it_was_saved_however_long_the_save_takes() -> None:
+    subscription = joined()
+    for number in range(10):
+        now = float(number)
+        window = subscription.describe({0: 10**6}).subscribers[0].window
+        wanted = subscription.wanted(0)
+        subscription.offer(0, wanted.start, window)
+        pushed = [run for each in subscription.decide(now) for run in each.runs]  # type: ignore[union-attr]
+        subscription.ack("a", 0, pushed, now + 0.5)
+        subscription.saved(subscription.changes().number)
+    assert subscription.describe({0: 10**6}).subscribers[0].window == MOST
+
+
+def test_it_stays_narrow_if_a_slow_subscriber_always_has_something_to_handle() -> None:
+    subscription = joined()
+    pushed: list[int] = []
+    for number in range(40):
+        wanted = subscription.wanted(0)
+        subscription.offer(0, wanted.start, len(wanted))
+        for each in subscription.decide(float(number)):
+            pushed += [offset for run in each.runs for offset in run]  # type: ignore[union-attr]
+        acked, pushed = pushed[:500], pushed[500:]
+        subscription.ack("a", 0, [range(acked[0], acked[-1] + 1)], number + 0.5)
+        subscription.saved(subscription.changes().number)
+    assert subscription.describe({0: 10**6}).subscribers[0].window == LEAST

@@ -611,8 +611,11 @@ class Machine(RuleBasedStateMachine):
         seen = self.saves[-1].acks if self.saves else 0
         unseen = Counter(ack.subscriber for ack in self.acks[seen:] if ack.subscriber in self.windows)
         assert self.subscription.dirty or not unseen, "these would never be saved"
-        half = any(2 * count >= self.windows[name] for name, count in unseen.items())
-        assert (self.subscription.save_urgency is SaveUrgency.ALL) == half
+        half = {name for name, count in unseen.items() if 2 * count >= self.windows[name]}
+        assert (self.subscription.save_urgency >= SaveUrgency.MUCH) == bool(half)
+        held = self.subscription._state.subscribers
+        whole = any(not held[name].in_flight and self.unsaved(name) == unseen[name] for name in half)
+        assert (self.subscription.save_urgency is SaveUrgency.ALL) == whole
         starved = any(self.room(name) <= 0 for name in unseen)
         assert (self.subscription.save_urgency is SaveUrgency.NONE) == (not half and not starved)
 

@@ -68,7 +68,7 @@ class JoinedSubscriber:
     def adapt(self, count: int, message_bytes: float, now: float) -> None:
         """So many messages were acked: let a window that adapts itself follow the pace."""
         if self.adapting is not None:
-            self.adapting.acked(count, message_bytes, now)
+            self.adapting.acked(count, message_bytes, now, ran_dry=not self.in_flight and self.free <= 0)
             self._set_window()
 
     def unsaved_in(self, number: int) -> int:
