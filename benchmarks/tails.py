@@ -3,7 +3,8 @@
 A publisher sends keyed JSON at 30 % of the rate that `publish_many` reaches here, in batches of 10 ms, and a subscriber
 in a process of its own handles it. A third process handles a backlog again and again meanwhile. In every other second
 the publisher is silent, and bare appends + fdatasync are timed beside the same catching up. The time of a message
-begins when it was to be sent, so a publisher that is held up counts against the broker.
+begins when it was to be sent, so a publisher that is held up counts against the broker; how late it began to send is
+printed too. That moment is the timestamp of the message, in ms.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def run(options: BenchmarkOptions) -> None:
             worker.start()
         try:
             _received(receiving)  # it has joined
-            appends = _publish(client, rate * SHARE, options.seconds, directory)
+            held_up, appends = _publish(client, rate * SHARE, options.seconds, directory)
             _wait_until_handled(client)
             stop.set()
             late = _received(receiving)
@@ -63,7 +64,7 @@ def run(options: BenchmarkOptions) -> None:
             for worker in workers:
                 worker.join(30)
                 worker.kill()
-    _report(rate, late, appends)
+    _report(rate, late, held_up, appends)
 
 
 def _prepare(client: BrokerClient, options: BenchmarkOptions) -> float:
@@ -77,10 +78,14 @@ def _prepare(client: BrokerClient, options: BenchmarkOptions) -> float:
     return len(bodies) / statistics.median(times)
 
 
-def _publish(client: BrokerClient, rate: float, seconds: float, directory: Path) -> list[float]:
-    """Publish in every second second and time bare appends in the others; return the times of those."""
+def _publish(client: BrokerClient, rate: float, seconds: float, directory: Path) -> tuple[list[float], list[float]]:
+    """Publish in every second second and time bare appends in the others.
+
+    Returns how late each batch began to be sent, and the times of the appends.
+    """
     bodies, keys = orders(max(1, int(rate * TICK)))
-    appends: list[float] = []
+    held_up, appends = list[float](), list[float]()
+    wall_clock = time.time() - time.monotonic()
     began = time.monotonic()
     while (second := time.monotonic() - began) < seconds or not appends:
         if int(second) % 2 or second >= seconds:
@@ -89,9 +94,10 @@ def _publish(client: BrokerClient, rate: float, seconds: float, directory: Path)
         due = began + int(second)
         while due < began + int(second) + 1 and due < began + seconds:
             time.sleep(max(0.0, due - time.monotonic()))
-            client.publish_many("live", bodies, keys=keys, properties={"due": repr(due)})
+            held_up.append(time.monotonic() - due)
+            client.publish_many("live", bodies, keys=keys, timestamp_ms=round((due + wall_clock) * 1e3))
             due += TICK
-    return appends
+    return held_up, appends
 
 
 def _received(receiving: Connection) -> Any:
@@ -115,10 +121,10 @@ def handle(port: int, stop: ProcessEvent, sending: Connection, settling: float) 
 
     def batch_handler(messages: list[Message]) -> None:
         nonlocal counts_from
-        now = time.monotonic()
+        now = time.time()
         counts_from = counts_from or now + settling
         if now >= counts_from:
-            late.extend(now - float(message.properties["due"]) for message in messages)
+            late.extend(now - message.timestamp / 1e3 for message in messages)
 
     with BrokerClient(port=port) as client, client.subscribe_to_subscription("live", batch_handler=batch_handler):
         sending.send("joined")
@@ -157,8 +163,9 @@ def percentile(times: list[float], share: float) -> float:
     return sorted(times)[int(len(times) * share)]
 
 
-def _report(rate: float, late: list[float], appends: list[float]) -> None:
-    for who, times in (("qb-publish-to-handler", late), ("bare-append+fdatasync/200B", appends)):
+def _report(rate: float, late: list[float], held_up: list[float], appends: list[float]) -> None:
+    sides = ("qb-publish-to-handler", late), ("qb-publisher-held-up", held_up), ("bare-append+fdatasync/200B", appends)
+    for who, times in sides:
         figures = {f"p{share * 100:g}_ms": significant(percentile(times, share) * 1e3) for share in (0.5, 0.99, 0.999)}
         report(NAME, who, **figures, samples=len(times), messages_per_second=round(rate * SHARE))
     for share in (0.99, 0.999):
