@@ -1,10 +1,10 @@
 """How late is the latest message, beside a subscriber that catches up?
 
-A producer sends keyed JSON at 30 % of the rate that `publish_many` reaches here, some every 10 ms and without waiting for
-what is on its way, and a subscriber in a process of its own handles it. A third process handles a backlog again and again meanwhile. In every other second
-the publisher is silent, and bare appends + fdatasync are timed beside the same catching up. The time of a message
-begins when it was to be sent, so a publisher that is held up counts against the broker; how late it began to send is
-printed too. That moment is the timestamp of the message, in ms.
+A producer sends keyed JSON at 30 % of the rate that `publish_many` reaches here, some every 10 ms and without waiting
+for what is on its way. A subscriber in a process of its own handles it. A third process handles a backlog again and
+again meanwhile. In every other second the producer is silent, and bare appends + fdatasync are timed beside the same
+catching up. The time of a message begins when it was to be sent, so a producer that is held up counts against the
+broker; how late it began to send is printed too. That moment is the timestamp of the message, in ms.
 """
 
 from __future__ import annotations
