@@ -16,7 +16,8 @@ class CountingRelay:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.sent = self.received = 0  # by clients
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
 
     def take(self) -> tuple[int, int]:
         """Return the bytes that clients have sent and received since the last call."""
@@ -25,16 +26,25 @@ class CountingRelay:
         return counted
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Take no more connections, and return when those that there are have ended."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
         self._listener.close()
 
     def _accept(self) -> None:
         with suppress(OSError):  # closed
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._server_port))
-                for ends in ((client, server), (server, client)):
-                    threading.Thread(target=self._pass_on, args=(*ends, ends[0] is client), daemon=True).start()
+                self._threads.append(threading.Thread(target=self._carry, args=(client,)))
+                self._threads[-1].start()
+
+    def _carry(self, client: socket.socket) -> None:
+        with client, socket.create_connection(("127.0.0.1", self._server_port)) as server:
+            back = threading.Thread(target=self._pass_on, args=(server, client, False))
+            back.start()
+            self._pass_on(client, server, True)
+            back.join()
 
     def _pass_on(self, source: socket.socket, sink: socket.socket, sent: bool) -> None:
         with suppress(OSError):

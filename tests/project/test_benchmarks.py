@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import growth, tails
+from benchmarks import compression, growth, older_client, tails
 from benchmarks.harness import BenchmarkOptions
 from benchmarks.report import pictures, tables
 from tests.support.brokers import ROOT as PROJECT
@@ -57,6 +57,25 @@ def test_tails_prints_percentiles_of_the_broker_and_of_the_bare_append(
     assert {line["case"] for line in lines if "case" in line} == cases
     assert all(line["p99.9_ms"] >= line["p99_ms"] > 0 for line in lines if "case" in line)
     assert len([line for line in lines if "target" in line]) == 2
+
+
+@pytest.mark.process
+def test_compression_prints_the_bytes_of_each_work_and_the_ratios(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compression, "COUNT", 20_000)
+    compression.run(BenchmarkOptions(tmp_path, quick=True, rounds=1))
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len([line for line in lines if "case" in line]) == len(compression.CODECS) * len(compression.WORKS)
+    assert all(line["bytes_each"] > 0 for line in lines if "case" in line)
+    assert len([line for line in lines if "target" in line]) == len(compression.WORKS)
+
+
+def test_without_an_older_checkout_there_is_nothing_to_compare_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    older_client.run(BenchmarkOptions(tmp_path, quick=True, rounds=1))
+    assert json.loads(capsys.readouterr().out)["skipped"] == "no --before"
 
 
 def test_an_unknown_benchmark_is_refused_by_name() -> None:
