@@ -1,4 +1,4 @@
-"""What disturbs a world: cuts, kills, power cuts, a disk that fails or is full."""
+"""What disturbs a world: cuts, doubled connections, kills, power cuts, a disk that fails or is full."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ class Adversary:
     async def disturb(self, brokers: trio.Nursery, times: int) -> None:
         """Disturb so many times: a fault of the disk and a kill at least, and a power cut at the end."""
         acts: list[Callable[[trio.Nursery], Awaitable[None]]] = [self._restart, self._fault]
-        acts += self._chance.choices((self._restart, self._cut, self._fault, self._fill, self._stop), k=times - 2)
+        acts += self._chance.choices(
+            (self._restart, self._cut, self._double, self._fault, self._fill, self._stop), k=times - 2
+        )
         self._chance.shuffle(acts)
         for act in acts:
             await trio.sleep(self._chance.random() * 0.5)
@@ -60,6 +62,10 @@ class Adversary:
     async def _cut(self, brokers: trio.Nursery) -> None:
         self._world.disturb("a connection is cut")
         self._world.network.cut_one()
+
+    async def _double(self, brokers: trio.Nursery) -> None:
+        self._world.disturb("a connection is doubled: what was sent on it arrives late, and is sent again")
+        self._world.network.double_one()
 
     async def _fault(self, brokers: trio.Nursery) -> None:
         call, error = self._chance.choice(CALLS), self._chance.choice((errno.EIO, errno.ENOSPC))

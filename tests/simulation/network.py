@@ -2,7 +2,8 @@
 
 What is sent arrives in order and after a while, or, once a connection has been cut, not at all: of what was under way a
 part may still arrive. One end may notice the cut much later than the other, so that a broker can have two connections
-of a client that knows of one.
+of a client that knows of one. A connection may be doubled: the client sends again on a new one what still arrives on
+the old one.
 """
 
 from __future__ import annotations
@@ -57,6 +58,12 @@ class Pipe:
         self.ends_at = at if self.ends_at is None else min(at, self.ends_at)
         self._change()
 
+    def delay(self, by: float) -> None:
+        """Let all that is under way, and all that is sent from now on, arrive so much later."""
+        self._parts = deque((at + by, data) for at, data in self._parts)
+        self._last = max(self._last, trio.current_time()) + by
+        self._change()
+
     def end_soon(self) -> None:
         """Let what is under way arrive, and then the end."""
         self.end(2 * self.slowest)
@@ -80,6 +87,11 @@ class Pipe:
             self._change()
             return data[:most]
         return b"" if self.ends_at is not None and self.ends_at <= now else None
+
+    @property
+    def is_busy(self) -> bool:
+        """Is something under way?"""
+        return self._under_way > 0
 
     @property
     def has_room(self) -> bool:
@@ -108,6 +120,15 @@ class Connection:
         """End it; either end notices at a time of its own."""
         self.to_client.end(chance.choice((0.0, 0.01, 5.0)))
         self.to_broker.end(chance.choice((0.0, 0.01, 5.0)))
+
+    def double(self, late: float) -> None:
+        """Let the client see its end at once, and connect anew, while what it has sent reaches the broker later.
+
+        So the broker has two connections of one client, and gets on the old one what was sent again on the new one.
+        """
+        self.to_broker.delay(late)
+        self.to_broker.end(2 * late + 2 * self.to_broker.slowest)
+        self.to_client.end(0.0)
 
     def end(self) -> None:
         self.to_client.end(0.0)
@@ -152,6 +173,9 @@ class SimulatedSocket:
             raise BlockingIOError(errno.EAGAIN, "nothing has come")
         room[: len(data)] = data
         return len(data)
+
+    def shutdown(self, how: int) -> None:
+        self.connection.to_client.end_soon()
 
     def close(self) -> None:
         self.connection.to_client.end_soon()
@@ -297,6 +321,12 @@ class SimulatedNetwork:
         """Cut a connection."""
         if self.connections:
             self.chance.choice(self.connections).cut(self.chance)
+
+    def double_one(self) -> None:
+        """Double a connection on which something is under way to the broker, if there is one."""
+        busy = [each for each in self.connections if each.to_broker.is_busy]
+        if busy or self.connections:
+            self.chance.choice(busy or self.connections).double(self.chance.choice((0.05, 0.5, 3.0)))
 
     def end_all(self) -> None:
         """The broker's machine is gone: nothing arrives any more, and nothing is accepted."""

@@ -76,6 +76,7 @@ async def _live(world: World, ledger: Ledger, operations: int) -> None:
                         active.start_soon(clients.publish, "publisher-1")
                         active.start_soon(clients.publish, "publisher-2")
                         active.start_soon(clients.publish_lines, "lines-1")
+                        active.start_soon(clients.publish_http, "http-1")
                         active.start_soon(adversary.disturb, brokers, DISTURBANCES)
                     world.note("all is published, nothing is disturbed any more")
                     onlookers.cancel_scope.cancel()

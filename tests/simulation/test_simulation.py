@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from random import Random
 from unittest.mock import patch
 
 import pytest
@@ -18,6 +19,7 @@ from qb.core.broker import producers
 from qb.core.transactions.stage_copy import StageCopy
 from qb.storage import files
 from qb.storage.log import segment
+from tests.simulation.network import Connection, Pipe
 from tests.simulation.run import Outcome, simulate
 from tests.simulation.world import World
 from tests.support.brokers import ROOT
@@ -49,6 +51,21 @@ def test_a_seed_has_the_same_story_in_every_process() -> None:
     command = [sys.executable, "-c", show]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
     assert shown.stdout.split() == [simulate(seed).story for seed in range(3)]
+
+
+async def test_what_was_sent_on_a_doubled_connection_arrives_after_the_client_has_seen_its_end(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    connection = Connection(Pipe(Random(0), 0.01), Pipe(Random(0), 0.01))
+    connection.to_broker.send(b"sent")
+    connection.double(0.5)
+    assert connection.to_client.receive(100) == b""
+    began = trio.current_time()
+    await connection.to_broker.wait_for_data()
+    assert connection.to_broker.receive(100) == b"sent"
+    assert 0.5 <= trio.current_time() - began <= 0.51
+    await connection.to_broker.wait_for_data()
+    assert connection.to_broker.receive(100) == b""
 
 
 @contextmanager

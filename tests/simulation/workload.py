@@ -1,8 +1,9 @@
-"""What clients do in a world: publish through two doors, handle, consume, transact, administer, look on."""
+"""What clients do in a world: publish through three doors, handle, consume, transact, administer, look on."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any, TypeVar
@@ -11,7 +12,7 @@ import trio
 
 from qb import AsyncBrokerClient, LogDamaged, Message, QBError
 from tests.simulation.ledger import BrokenPromise, Ledger, Logs, Stored, Transaction, Where
-from tests.simulation.world import FRAMES, LINES, World
+from tests.simulation.world import FRAMES, HTTP, LINES, World
 
 TOPIC, OTHER = "orders", "audit"
 WORKERS, READERS = "workers", "readers"
@@ -102,30 +103,49 @@ class Clients:
 
     async def publish_lines(self, name: str) -> None:
         """Publish through the door for JSON lines, which knows no producers: a lost answer leaves it open."""
+        await self._publish_plainly(name, LINES, self._publish_line)
+
+    async def publish_http(self, name: str) -> None:
+        """Publish over HTTP, which knows no producers either."""
+        await self._publish_plainly(name, HTTP, self._post)
+
+    async def _publish_plainly(self, name: str, port: int, publish: Callable[[Any, str], Awaitable[Any]]) -> None:
+        """Publish one by one through a door, over connections that may end; `publish` returns the answer."""
         while self._left > 0:
             try:
-                stream = await trio.open_tcp_stream("127.0.0.1", LINES)
+                stream = await trio.open_tcp_stream("127.0.0.1", port)
                 while self._left > 0:
-                    await self._publish_line(stream, name)
+                    self._left -= 1
+                    body = self._next_body(name)
+                    self._ledger.attempt(body)
+                    answer = await publish(stream, body)
+                    if "offset" in answer:
+                        self._ledger.ack(body, Where(OTHER, answer["partition"], answer["offset"]))
+                    else:
+                        self._world.note(f"{name}: {answer}")
             except (OSError, trio.BrokenResourceError, ConnectionError) as error:
                 self._world.note(f"{name}: {error!r}")
             await trio.sleep(self._chance.random() * 0.2)
 
-    async def _publish_line(self, stream: Any, name: str) -> None:
-        self._left -= 1
-        body = self._next_body(name)
-        self._ledger.attempt(body)
+    async def _publish_line(self, stream: Any, body: str) -> Any:
         await stream.send_all(json.dumps({"type": "produce", "topic": OTHER, "value": body}).encode() + b"\n")
-        line = b""
-        while not line.endswith(b"\n"):
-            line += (data := await stream.receive_some())
+        answer = json.loads(await self._received(stream, lambda received: received.endswith(b"\n")))
+        return answer["data"] if answer["ok"] else answer["error"]
+
+    async def _post(self, stream: Any, body: str) -> Any:
+        content = json.dumps({"value": body}).encode()
+        head = f"POST /topics/{OTHER}/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        await stream.send_all(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        return json.loads((await self._received(stream, _is_answer)).partition(b"\r\n\r\n")[2])
+
+    async def _received(self, stream: Any, is_whole: Callable[[bytes], bool]) -> bytes:
+        """Return what the broker sends. Raises ConnectionError if it ends before that is whole."""
+        received = b""
+        while not is_whole(received):
+            received += (data := await stream.receive_some())
             if not data:
                 raise ConnectionError("the broker has closed the connection")
-        answer = json.loads(line)
-        if answer["ok"]:
-            self._ledger.ack(body, Where(OTHER, answer["data"]["partition"], answer["data"]["offset"]))
-        else:
-            self._world.note(f"{name}: {answer['error']}")
+        return received
 
     # Handling and consuming
 
@@ -229,3 +249,10 @@ class Clients:
                         stored.append(Stored(Where(topic, partition, message.offset), bytes(message.body).decode()))
                         at = message.offset + 1
         return logs
+
+
+def _is_answer(received: bytes) -> bool:
+    """Say whether an answer over HTTP is whole."""
+    head, blank, content = received.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)content-length: (\d+)", head)
+    return bool(blank) and length is not None and len(content) >= int(length[1])

@@ -20,6 +20,7 @@ import trio.testing
 from qb.core.loop_watch import LoopWatch
 from qb.core.pacing import Turn
 from qb.core.settings import ServerSettings, Settings, StorageSettings
+from qb.doors.http.http_door import HttpDoor
 from qb.doors.json_lines.json_door import JsonDoor
 from qb.doors.listening import BinaryDoor, ListeningDoor
 from qb.server import serve
@@ -33,7 +34,7 @@ from tests.simulation.system import System
 EPOCH_NS = 1_800_000_000_000_000_000  # the wall clock at the beginning of every world
 REAL_CLOCKS = (time.perf_counter, time.monotonic)
 STEPS_SHOWN = 60
-FRAMES, LINES = 9999, 4040  # the ports of the doors
+FRAMES, LINES, HTTP = 9999, 4040, 8080  # the ports of the doors
 
 
 class World:
@@ -120,6 +121,7 @@ class World:
         listening = [
             ListeningDoor("frames", BinaryDoor, [self.network.listen(FRAMES)]),  # type: ignore[list-item]
             ListeningDoor("JSON lines", JsonDoor, [self.network.listen(LINES)]),  # type: ignore[list-item]
+            ListeningDoor("HTTP", HttpDoor, [self.network.listen(HTTP)]),  # type: ignore[list-item]
         ]
         started = trio.Event()
 
