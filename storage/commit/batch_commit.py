@@ -135,11 +135,14 @@ class BatchCommit(NamedTuple):
         return self._failed(failure)
 
     def _failed(self, failure: OSError) -> FailedBatch:
+        file = failure.filename or self.segment.log_path
         if isinstance(failure, SyncFailed):
-            text = f"{self.name} takes no messages until its file has been proved anew: {failure.strerror}"
+            text = f"{self.name} takes no messages until {file} has been proved anew: {failure.strerror}"
             return FailedBatch(LogPoisoned(text), poisoned=True)
         kind = DiskFull if failure.errno in NO_ROOM else LogPoisoned
-        return FailedBatch(kind(f"{self.name} could not store the message: {failure.strerror}"), poisoned=False)
+        return FailedBatch(
+            kind(f"{self.name} could not store the message in {file}: {failure.strerror}"), poisoned=False
+        )
 
 
 def fault(name: str, error: BaseException) -> FailedBatch:

@@ -91,8 +91,12 @@ class Segment:
         files.forget(segment.log_path, segment.index_path)
         for path in (segment.log_path, segment.index_path):
             os.close(create_file(path))
-        segment.write((first,), 0, sync=True)
-        sync_directory(directory)
+        try:
+            segment.write((first,), 0, sync=True)
+            sync_directory(directory)
+        except OSError as error:
+            error.filename = error.filename or segment.log_path
+            raise
         segment.extend(len(first), base_offset, created_ms)
         segment.index.believed = True
         return segment

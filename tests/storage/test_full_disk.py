@@ -114,3 +114,13 @@ async def test_a_topic_whose_logs_cannot_be_synced_for_want_of_room_is_refused_a
             await store(engine.log("new", 0), b"the others are served")
         assert (await engine.add_partitions("new", 2)).partitions == 2
         await store(engine.log("new", 1), b"kept")
+
+
+async def test_a_refusal_for_want_of_room_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(tmp_path) as engine:
+        await store(engine.log("t", 0), b"one")
+        with full(monkeypatch):
+            with pytest.raises(DiskFull, match=f"could not store the message in {logs(tmp_path)[0]}: No space left"):
+                await store(engine.log("t", 0), b"refused")
+            with pytest.raises(DiskFull, match=r"No space left on device: '/.*/topics/\.creating-.*/0/0{20}\.log'"):
+                await engine.create_topic(Topic(topic="new"))
