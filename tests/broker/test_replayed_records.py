@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from qb.core.settings import ServerSettings
 from qb.core.transactions.remembered_transactions import RememberedTransactions
+from qb.storage.engine import ProducerRange
 from qb.storage.local_engine import LocalEngine
+from qb.storage.log import producer_ranges
+from qb.storage.maintenance import drop_expired, drop_segments
 from qb.storage.metadata.metadata_records import Entries, apply_changes, decode_changes, decode_record, length_of
 from qb.storage.stages.transaction_records import CommittedTransaction, TransactionRecord
 from tests.support.stores import HOUR, NOON, Clock, metadata_log, opened, store
@@ -57,6 +62,43 @@ async def test_a_copy_of_the_records_gives_the_same_memory_by_any_clock(tmp_path
     async with opened(tmp_path / "there", Clock(NOON + later)) as engine:
         assert memory_of(engine) == here
         assert {key: (each.value, each.version) for key, each in engine.metadata.under("").items()} == state
+
+
+RUNS = [(chance.randrange(1, 7), chance.randrange(1, 4)) for chance in [Random(1)] for _ in range(60)]
+
+
+async def memory_after(
+    directory: Path, clock: Clock, segment_bytes: int, restart_every: int, drop_every: int
+) -> list[ProducerRange]:
+    """What a log remembers of producers after the same batches, wherever its segments begin and end."""
+    numbers = Counter[int]()
+    for start in range(0, len(RUNS), restart_every):
+        async with opened(directory, clock, segment_bytes=segment_bytes) as engine:
+            log = engine.log("t", 0)
+            for at, (producer, count) in enumerate(RUNS[start : start + restart_every], start):
+                numbers[producer] += at % 3 == 0  # a number that is left out begins a range
+                await store(log, *[b"x" * 20] * count, producer_id=producer, first_number=numbers[producer])
+                numbers[producer] += count
+                clock.now += HOUR
+                if at % drop_every == drop_every - 1:
+                    await drop_expired(log, clock.now, 2, 0, drop_segments)
+            first, ranges = log.first_offset, list(log.ranges())
+    assert (first > 0) == (segment_bytes < 1_000), "retention has dropped something where there was something to drop"
+    return ranges
+
+
+@pytest.mark.parametrize(
+    ("segment_bytes", "restart_every", "drop_every"), [(1, 60, 1), (150, 60, 5), (150, 7, 4), (1, 11, 3), (10**6, 9, 2)]
+)
+async def test_what_is_remembered_of_producers_depends_on_no_segment_restart_retention_or_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, segment_bytes: int, restart_every: int, drop_every: int
+) -> None:
+    for limit, small in (("MAX_PRODUCERS", 4), ("WINDOW", 20), ("MAX_RANGES", 9)):
+        monkeypatch.setattr(producer_ranges, limit, small)
+    plain = await memory_after(tmp_path / "plain", Clock(NOON), 10**6, len(RUNS), len(RUNS))
+    assert any(not each.count for each in plain), "something was dropped, and that is remembered"
+    later = Clock(NOON + YEARS)
+    assert await memory_after(tmp_path / "other", later, segment_bytes, restart_every, drop_every) == plain
 
 
 async def test_forgetting_is_a_record_that_another_machine_replays(tmp_path: Path) -> None:
