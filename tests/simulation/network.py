@@ -253,14 +253,16 @@ class SimulatedPoll:
         commit_step: Callable[[bool], AbstractContextManager[Any]],
         is_tight: Callable[[], bool],
         low_latency: bool,
+        check: Callable[[], object] | None = None,
     ) -> None:
         self._commit_step = commit_step
+        self._check = check
         self._is_tight = is_tight
-        self._attended: dict[SimulatedSocket, Take] = {}
+        self._attended: dict[SimulatedSocket, tuple[Take, int]] = {}
         self._changed = trio.lowlevel.ParkingLot()
 
-    def add(self, sock: SimulatedSocket, take: Take) -> None:
-        self._attended[sock] = take
+    def add(self, sock: SimulatedSocket, take: Take, portion: int = 0) -> None:
+        self._attended[sock] = take, portion
         sock.connection.to_broker.watcher = self._changed
         self._changed.unpark_all()
 
@@ -273,20 +275,23 @@ class SimulatedPoll:
     async def run(self) -> None:
         """Receive and hand over, until cancelled."""
         while True:
-            ready = [(sock, data) for sock in self._attended if (data := self._received(sock)) is not None]
+            listened = [(sock, self._received(sock, portion)) for sock, (_, portion) in self._attended.items()]
+            ready = [(sock, data) for sock, data in listened if data is not None]
             if ready:
+                if self._check is not None:
+                    self._check()
                 with self._commit_step(len(ready) == 1):
                     for sock, data in ready:
-                        if take := self._attended.get(sock):
-                            take(memoryview(data))
+                        if attended := self._attended.get(sock):
+                            attended[0](memoryview(data))
                 await trio.lowlevel.checkpoint()
             else:
                 events = [sock.connection.to_broker.next_event for sock in self._attended]
                 with trio.move_on_at(min((at for at in events if at is not None), default=float("inf"))):
                     await self._changed.park()
 
-    def _received(self, sock: SimulatedSocket) -> bytes | None:
-        return sock.connection.to_broker.receive(1 << 10 if self._is_tight() else 1 << 18)
+    def _received(self, sock: SimulatedSocket, portion: int) -> bytes | None:
+        return sock.connection.to_broker.receive(portion or (1 << 10 if self._is_tight() else 1 << 18))
 
 
 @dataclass

@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from inspect import signature
 from random import Random
 from unittest.mock import patch
 
@@ -17,9 +18,10 @@ import trio.testing
 from qb import AsyncBrokerClient
 from qb.core.broker import producers
 from qb.core.transactions.stage_copy import StageCopy
+from qb.doors.socket_poll import SocketPoll
 from qb.storage import files
 from qb.storage.log import segment
-from tests.simulation.network import Connection, Pipe
+from tests.simulation.network import Connection, Pipe, SimulatedPoll
 from tests.simulation.run import Outcome, simulate
 from tests.simulation.world import World
 from tests.support.brokers import ROOT
@@ -51,6 +53,12 @@ def test_a_seed_has_the_same_story_in_every_process() -> None:
     command = [sys.executable, "-c", show]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
     assert shown.stdout.split() == [simulate(seed).story for seed in range(3)]
+
+
+@pytest.mark.parametrize("name", ["__init__", "add", "remove", "heard", "run"])
+def test_the_poll_of_a_world_is_called_as_the_real_one(name: str) -> None:
+    real, simulated = (signature(getattr(each, name)).parameters for each in (SocketPoll, SimulatedPoll))
+    assert list(simulated) == list(real)
 
 
 async def test_what_was_sent_on_a_doubled_connection_arrives_after_the_client_has_seen_its_end(
