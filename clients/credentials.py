@@ -35,17 +35,28 @@ class Credentials:
         return f"<Credentials {'with' if self._token or self._token_file else 'without'} a token>"
 
     def connecting(self, address: BrokerAddress) -> ssl.SSLContext | None:
-        """Return what encrypts the connection to an address; None: it is plain. Raises OSError."""
+        """Return what encrypts the connection to an address; None: it is plain. Raises OSError, with words."""
         self._user = address.user
         if not address.is_secure:
             return None
         if self._context is None:
-            context = ssl.create_default_context(cafile=self._ca_file)
-            context.minimum_version = ssl.TLSVersion.TLSv1_2
-            if self._cert_file is not None:
-                context.load_cert_chain(self._cert_file, self._key_file)
-            self._context = context
+            self._context = self._load()
         return self._context
+
+    def _load(self) -> ssl.SSLContext:
+        try:
+            context = ssl.create_default_context(cafile=self._ca_file)
+        except OSError as error:  # SSLError is one
+            raise OSError(f"the authority in {self._ca_file!r} cannot be used: {error.strerror or error}") from None
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self._cert_file is not None:
+            files = self._cert_file if self._key_file is None else f"{self._cert_file}, {self._key_file}"
+            try:
+                context.load_cert_chain(self._cert_file, self._key_file)
+            except OSError as error:
+                why = error.strerror or error
+                raise OSError(f"the client certificate in {files!r} cannot be used: {why}") from None
+        return context
 
     def token(self) -> str | None:
         """Return the token for the address of the last connecting(), if there is one. Raises QBError."""

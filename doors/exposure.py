@@ -7,6 +7,8 @@ from ipaddress import ip_address
 
 from qb.core.settings import Settings
 
+WILDCARDS = {"0.0.0.0": '"$(hostname)"', "::": '"$(hostname)"'}  # a certificate is for names, not for all addresses
+
 
 def exposed(settings: Settings) -> list[str]:
     """Return the addresses beyond loopback that a broker with these settings listens on, unless it is secured."""
@@ -38,5 +40,7 @@ def refusal_to_listen(settings: Settings) -> str:
     if "users" in missing:
         lines.append("  qb users add ops --allow 'admin:*' --file users && export QB_USERS_FILE=users")
     if "TLS" in missing:
-        lines.append("  qb tls make-dev --dir tls && export QB_TLS_CERT=tls/cert.pem QB_TLS_KEY=tls/key.pem")
+        names = " ".join(WILDCARDS.get(host, host) for host in exposed(settings))
+        made = f"  qb tls make-dev --dir tls --name {names} localhost"
+        lines.append(f"{made} && export QB_TLS_CERT=tls/cert.pem QB_TLS_KEY=tls/key.pem")
     return "\n".join([*lines, "or give --insecure, and every peer that can reach it may do what it likes"])

@@ -16,7 +16,7 @@ from qb.core.broker.message_broker import MessageBroker
 from qb.core.pacing import portions
 from qb.core.rights.quotas import Allowance
 from qb.core.settings import Settings
-from qb.core.wire.errors import BrokerError, QuotaExceeded, TooManyConnections
+from qb.core.wire.errors import REPLIES, BrokerError, QuotaExceeded, TooManyConnections
 from qb.doors.binary.replies import refusal
 from qb.doors.binary.session import Session
 from qb.doors.brief_session import BriefSession, brief_scopes
@@ -183,6 +183,7 @@ class Peers:
             if allowance is not None:
                 self._count(allowance, slot)
         except (TooManyConnections, QuotaExceeded) as error:
+            self._broker.access.audit.note("", address, door.name, "connect", [], REPLIES[type(error)].code)
             refused = self._refusal(door, address, error)
             if not isinstance(transport, TlsTransport):  # one that is not welcome is worth no handshake
                 transport.send(refused)

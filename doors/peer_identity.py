@@ -28,6 +28,7 @@ class PeerIdentity(LoggedIn):
         self._access = broker.access
         self._stages = broker.engine.stages
         self._door, self._address = door, address
+        self._transport = transport
         self._common_name = transport.common_name
         self._publishable: set[str] = set()
         self._pace: Pace | None = None  # None: there are no users, so there are no quotas
@@ -36,6 +37,9 @@ class PeerIdentity(LoggedIn):
         if self.restricts:
             self._access.users.watch(self)
             self._pace = transport.pace = Pace(self._access.users.of_address(self._host))
+            if self._common_name is not None:
+                is_known = self.principal.certificate is not None
+                self._note("log in by certificate", "ok" if is_known else "UNAUTHENTICATED")
 
     @property
     def restricts(self) -> bool:
@@ -50,6 +54,10 @@ class PeerIdentity(LoggedIn):
     def allowances(self) -> Sequence[Allowance]:
         """The quotas that the connection takes part in."""
         return () if self._pace is None else self._pace.allowances
+
+    @property
+    def is_over(self) -> bool:
+        return self._transport.gone
 
     def log_out(self) -> None:
         """Be again who the peer was before it logged in."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from typing import Any
 
 import trio
@@ -85,6 +85,10 @@ class MessageBroker:
 
     async def run(self) -> None:
         """Serve subscriptions, groups and transactions until cancelled; the engine must outlive this."""
+        with closing(self.access.audit):
+            await self._run()
+
+    async def _run(self) -> None:
         async with trio.open_nursery() as keepers:
             keepers.start_soon(self.subscriptions.deliveries.run)
             keepers.start_soon(keep_running, "consumer groups", self.groups.run)

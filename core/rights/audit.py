@@ -29,6 +29,11 @@ class Audit:
                 else RotatingFileHandler(where, maxBytes=FILE_BYTES, backupCount=FILES, delay=False)
             )
 
+    def close(self) -> None:
+        """Close the file. A line that is noted later opens it again."""
+        for handler in [] if self._logger is None else self._logger.handlers:
+            handler.close()
+
     def note(self, user: str, address: str, door: str, action: str, on: list[str], outcome: str) -> None:
         """Write one line, if an audit is wanted."""
         if self._logger is None:

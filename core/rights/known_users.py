@@ -22,6 +22,11 @@ class LoggedIn:
         self.principal = principal
         self.changed: Callable[[], None] = lambda: None
 
+    @property
+    def is_over(self) -> bool:
+        """Has the connection ended?"""
+        return False
+
 
 class KnownUsers:
     """The users of a broker. Without any, each peer is UNRESTRICTED.
@@ -55,7 +60,7 @@ class KnownUsers:
         for key, allowance in list(self._allowances.items()):
             allowance.change(self._quotas(key))
         for connection in list(self._connections):
-            if self._current(connection.principal) != connection.principal:
+            if not connection.is_over and self._current(connection.principal) != connection.principal:
                 connection.changed()
 
     def _current(self, principal: Principal) -> Principal:

@@ -236,6 +236,7 @@ def reload_all(brokers: Sequence[MessageBroker], tls: ServerTls | None) -> None:
     for broker in brokers:
         try:
             log.info("SIGHUP: read %s again", counted(broker.access.users.reload(), "user"))
+            broker.access.audit.note("", "", "signal", "read users again", [], "ok")
         except UsersFileError as error:
             log.error("SIGHUP: the users stay as they were: %s", error)
     try:

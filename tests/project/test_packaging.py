@@ -37,6 +37,13 @@ def test_spark_is_only_an_extra() -> None:
     assert with_spark == {"spark", "spark-pipelines"}
 
 
+def test_every_extra_that_is_named_is_there() -> None:
+    paths = [path for room in (*ROOMS, "docs") for path in (PROJECT / room).rglob("*") if path.suffix in (".py", ".md")]
+    named = {extra for path in paths for extra in re.findall(r"qb-broker\[([\w-]+)\]", path.read_text())}
+    assert "tls" in named
+    assert named <= REQUIREMENTS.keys()
+
+
 @pytest.mark.timeout(180)
 def test_the_wheel_holds_exactly_qb_and_pyspark_qb_with_their_types(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:

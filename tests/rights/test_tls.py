@@ -197,7 +197,7 @@ def test_a_broker_beyond_loopback_needs_users_and_tls_or_says_what_mends_it(tmp_
     assert refused.returncode == 2
     assert "without users and without TLS" in refused.stderr
     assert "qb users add" in refused.stderr
-    assert "qb tls make-dev" in refused.stderr
+    assert 'qb tls make-dev --dir tls --name "$(hostname)" localhost' in refused.stderr
     broken = run_server("--tls-cert", str(tmp_path / "absent"), "--data-dir", str(tmp_path / "data"))
     assert (broken.returncode, "the certificate cannot be used" in broken.stderr) == (2, True)
     loose = tmp_path / "users"
@@ -223,7 +223,11 @@ def test_a_blocking_client_logs_in_over_tls_by_a_token_or_a_file_of_them(site: S
 
 
 def test_a_client_says_what_is_wrong_with_the_certificate_or_the_port(site: Site, shared: BrokerProcess) -> None:
+    absent = str(site.directory / "absent.pem")
+    host = f"qbs://localhost:{site.broker.port}"
     wrong = {
+        "the authority in '.*absent.pem' cannot be used: No such file": {"host": host, "ca_file": absent},
+        "the client certificate in '.*absent.pem' cannot be used: No such": {"host": host, "cert_file": absent},
         "is not trusted": {"host": f"qbs://localhost:{site.broker.port}"},
         "this port speaks TLS": {"port": site.broker.port},
         "does not speak TLS": {"host": f"qbs://localhost:{shared.port}"},
