@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from qb.core.pacing import Turn
+from qb.core.pacing import AT_ONCE, Turn
 from qb.core.push.active_subscription import ActiveSubscription, PendingSave, SaveSchedule, SaveWaiter
 from qb.core.push.saved_subscriptions import changed
 from qb.core.subscriptions.messages.deadlines import NEVER, Deadlines
@@ -111,12 +111,16 @@ class CursorSaver:
                 self._ended(saves, Internal("the state of subscriptions could not be stored"))
 
     def _take_due(self, now: float) -> list[PendingSave]:
-        """Return what is due: as much as a turn has time for, the longest due first; at least one if one is due."""
-        saves, turn = [], Turn()
+        """Return what is due, the longest due first, and of one subscription at least if any is due.
+
+        It is no more than a turn has time for, and no more cursors than one record of the metadata should have.
+        """
+        saves, cursors, turn = [], 0, Turn()
         for saving in self._deadlines.pop_due(now):
             if save := self._snapshot_or_retry(saving.active, now):
                 saves.append(save)
-                if turn.is_over:
+                cursors += len(save.changes.partitions)
+                if cursors >= AT_ONCE or turn.is_over:
                     break
         return saves
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import trio
 
-from qb.core.pacing import portions
+from qb.core.pacing import AT_ONCE, portions
 from qb.core.positions import resolve
 from qb.core.push.active_subscription import ActiveSubscription
 from qb.core.push.dead_letters import DeadLetterReader, DeadLetterView, properties_of
@@ -40,6 +40,7 @@ from qb.storage.engine import Engine, PartitionLog
 log = logging.getLogger("qb.subscriptions")
 ALL = 1_000_000  # letters that one retry or purge finds
 NAMED = 10_000  # letters that one of them names
+KEYS_AT_ONCE = 5 * AT_ONCE  # of the metadata that one transaction removes, or those of one subscription
 
 MakeTopic = Callable[[str, str], Awaitable[None]]  # unless it exists; its name, and the user that it counts for
 # AppendService.store_dead_letter(): topic, body, key, properties.
@@ -192,11 +193,17 @@ class SubscriptionManager:
                 await self._engine.delete_topic(topic)
 
     async def _remove(self, subscriptions: list[ActiveSubscription], reason: str) -> None:
-        for active in subscriptions:
-            self.deliveries.remove(active, reason)
-        keys = [key for active in subscriptions for key in all_keys(active.name, active.logs)]
-        keys += [key for active in subscriptions for key in self._dead_letters.keys(active.name)]
-        await self._engine.metadata.delete(*keys)
+        """Take subscriptions out of service, durably: each as a whole, and no more at once than a step can."""
+        keys: list[str] = []
+        with trio.CancelScope(shield=True):
+            for active in subscriptions:
+                self.deliveries.remove(active, reason)
+                keys += [*all_keys(active.name, active.logs), *self._dead_letters.keys(active.name)]
+                if len(keys) >= KEYS_AT_ONCE:
+                    await self._engine.metadata.delete(*keys)
+                    keys = []
+            if keys:
+                await self._engine.metadata.delete(*keys)
 
     def partitions_added(self, topic: str) -> None:
         """Serve the new partitions of a topic from their beginning."""

@@ -7,6 +7,7 @@ from functools import partial
 
 import trio
 
+from qb.core.pacing import must_give_way
 from qb.core.push.active_subscription import ActiveSubscription
 from qb.core.push.delivery_sinks import DeliverySink
 from qb.core.push.subscription_manager import SubscriptionManager
@@ -95,12 +96,18 @@ class JoinedSubscriptions:
         del self._joined[subscription_id]
         self._manager.deliveries.leave(active, sink, died=False)
 
-    def leave_all(self, *, died: bool) -> None:
-        """The connection has ended. What a basic peer has not received is held against no message."""
+    async def leave_all(self, *, died: bool) -> None:
+        """The connection has ended. What a basic peer has not received is held against no message.
+
+        It is done as a whole, even if the caller is cancelled; others run in between.
+        """
         self.receipts.look()
-        for active, sink in self._joined.values():
-            self._manager.deliveries.leave(active, sink, died=died and not isinstance(sink, BasicSink))
-        self._joined.clear()
+        with trio.CancelScope(shield=True):
+            while self._joined:
+                if must_give_way():
+                    await trio.lowlevel.checkpoint()
+                _, (active, sink) = self._joined.popitem()
+                self._manager.deliveries.leave(active, sink, died=died and not isinstance(sink, BasicSink))
 
     def has_room(self) -> None:
         """The peer has read what waited for it: give it more."""

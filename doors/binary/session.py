@@ -92,7 +92,7 @@ class Session:
                     await self._finish()
                     nursery.cancel_scope.cancel()
         finally:
-            self._subscribing.leave_all(died=self._broken_off is not None or not self._reading.cancel_called)
+            await self._subscribing.leave_all(died=self._broken_off is not None or not self._reading.cancel_called)
             self._transport.close()
             self._connection.discard()  # it is out of the budget now, and we may be collected much later
 

@@ -103,7 +103,7 @@ class JsonSession:
             log.exception("session with %s ended by a fault of ours", self.name)
             self._transport.send(failure("internal error"))
         finally:
-            self._methods.subscribing.leave_all(died=self._broken_off is not None or not self._waits.ended)
+            await self._methods.subscribing.leave_all(died=self._broken_off is not None or not self._waits.ended)
 
     async def _receive(self) -> bytes:
         """Return what the peer has sent; b"" when no more will come or be read."""

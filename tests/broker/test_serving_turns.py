@@ -11,9 +11,11 @@ import trio
 
 from qb.core import pacing
 from qb.core.loop_watch import LoopWatch
+from qb.core.push import cursor_saver, subscription_manager
 from qb.core.push.cursor_saver import CursorSaver
 from qb.core.push.delivery_rounds import DeliveryRounds
 from qb.core.push.serving_turns import ServingTurns
+from qb.storage.metadata.metadata_store import MetadataStore
 from tests.support.push_peers import a_fast_peer, a_topic, joined
 from tests.support.waiting import until
 
@@ -197,6 +199,77 @@ async def test_subscriptions_that_are_due_together_are_saved_over_several_passes
                 trio.lowlevel.remove_instrument(slow)
     assert {name for each in slow.passes for name in each} == {f"s{number}" for number in range(SUBSCRIPTIONS)}
     assert max(map(len, slow.passes)) <= IN_A_TURN
+
+
+async def test_a_peer_that_had_joined_many_subscriptions_leaves_them_over_several_passes(
+    a_broker, monkeypatch, slow
+) -> None:
+    leave = DeliveryRounds.leave
+
+    def leaving(self: DeliveryRounds, active: Any, sink: Any, *, died: bool) -> None:
+        slow.do(active.name)
+        leave(self, active, sink, died=died)
+
+    with trio.fail_after(60):
+        async with a_broker() as connect:
+            peers = await subscribed(connect, "shared")
+            monkeypatch.setattr(DeliveryRounds, "leave", leaving)
+            trio.lowlevel.add_instrument(slow)
+            try:
+                for peer in peers:
+                    await peer.stream.aclose()
+                left = [connect.broker.subscriptions.active(f"s{number}") for number in range(SUBSCRIPTIONS)]
+                await until(lambda: not any(active.sinks for active in left))
+            finally:
+                trio.lowlevel.remove_instrument(slow)
+    assert {name for each in slow.passes for name in each} == {f"s{number}" for number in range(SUBSCRIPTIONS)}
+    assert max(map(len, slow.passes)) <= IN_A_TURN + len(peers)  # each session leaves at least one
+
+
+async def test_subscriptions_on_many_partitions_are_saved_in_several_transactions(a_broker, monkeypatch) -> None:
+    together = []
+    put_then = MetadataStore.put_then
+
+    def counting(self: MetadataStore, values: Any, done: Any) -> None:
+        together.append(len(values))
+        put_then(self, values, done)
+
+    monkeypatch.setattr(cursor_saver, "AT_ONCE", 8)
+    with trio.fail_after(60):
+        async with a_broker() as connect:
+            operator = await a_topic(connect, topic="wide", partitions="4")
+            peer = await a_fast_peer(connect)
+            for number in range(20):
+                await operator.call("create_subscription", subscription_id=f"s{number}", topic="wide")
+                await peer.ask(7, 2, subscription_id=f"s{number}")
+            monkeypatch.setattr(MetadataStore, "put_then", counting)
+            for partition in range(4):
+                await operator.publish("wide", b"x", partition=str(partition))
+            saved = [connect.broker.subscriptions.active(f"s{number}") for number in range(20)]
+            await until(lambda: not any(active.subscription.dirty for active in saved))
+    assert max(together) <= 8 + 4 + 3  # the last one as a whole, and the heads
+
+
+async def test_a_topic_is_deleted_with_its_subscriptions_in_several_transactions(a_broker, monkeypatch) -> None:
+    together = []
+    delete = MetadataStore.delete
+
+    async def counting(self: MetadataStore, *keys: str) -> None:
+        together.append(len(keys))
+        await delete(self, *keys)
+
+    monkeypatch.setattr(subscription_manager, "KEYS_AT_ONCE", 10)
+    with trio.fail_after(60):
+        async with a_broker() as connect:
+            await subscribed(connect, "shared")
+            operator = await connect()
+            monkeypatch.setattr(MetadataStore, "delete", counting)
+            await operator.call("delete_topic", topic="a")
+            assert await operator.call("list_subscriptions") == []
+            metadata = connect.broker.engine.metadata
+            assert not [*metadata.under("subscription/"), *metadata.under("cursor/")]
+    assert max(together) <= 10 + 3
+    assert sum(together) >= 3 * SUBSCRIPTIONS
 
 
 async def test_a_lone_subscription_is_served_in_the_pass_of_the_publish(a_broker, monkeypatch) -> None:
