@@ -126,8 +126,7 @@ class SendBatch:
         if isinstance(answer, Exception):
             self.reported = True
             raise answer
-        offset = answer.offset if answer.offset < 0 else answer.offset + index - start
-        return Receipt(self.topic, answer.partition, offset, answer.timestamp, answer.durability, answer.duplicate)
+        return answer.receipt(self.topic, index - start)
 
     def failure(self, index: int) -> Exception | None:
         """Return why a message was not stored; None if it was."""

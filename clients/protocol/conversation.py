@@ -58,7 +58,7 @@ LONG_FRAME = 128 * 1024  # one that is longer gets a buffer of its own, which is
 ACK, COMPRESSED = int(MessageType.ACK), int(MessageType.COMPRESSED)
 _STORED = re.compile(
     rb"status=success\0topic=[A-Za-z0-9._-]+\0partition=(\d{1,20})\0offset=(\d{1,20})\0"
-    rb"durability=([a-z]+)\0count=(\d{1,20})\0(duplicate=true\0)?"
+    rb"durability=([a-z]+)\0count=(\d{1,20})\0(duplicate=true\0)?(unverified=true\0)?"
 )
 
 
@@ -297,10 +297,9 @@ class Conversation:
         if found is None or not number or LENGTH.unpack_from(buffer, end)[0]:
             return None
         self._position = at + total
-        partition, offset, durability, count, duplicate = found.groups()
-        return StoredPublishes(
-            number, int(count), int(partition), int(offset), timestamp, str(durability, "ascii"), bool(duplicate)
-        )
+        partition, offset, durability, count, duplicate, unverified = found.groups()
+        where = number, int(count), int(partition), int(offset), timestamp, str(durability, "ascii")
+        return StoredPublishes(*where, bool(duplicate), bool(unverified))
 
     def _next_frame(self) -> Frame | None:
         if self._long is not None:
@@ -403,6 +402,7 @@ class Conversation:
                 frame.timestamp,
                 properties.get("durability", ""),
                 properties.get("duplicate") == "true",
+                properties.get("unverified") == "true",
             )
         else:
             error = _refusal_in(frame)

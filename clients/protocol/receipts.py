@@ -20,6 +20,8 @@ class Receipt(NamedTuple):
         durability: "fsynced": on stable storage; "written": with the operating system only; "none": sent by a producer
             with acks="none", so that it is not known to be stored, and the offset is -1.
         duplicate: It was a retry of what was stored already; `offset` is where that is.
+        unverified: It was a retry of a number that is stored already, and the broker could not compare the messages,
+            since retention has taken the stored one, or its topic was deleted.
     """
 
     topic: str
@@ -28,6 +30,7 @@ class Receipt(NamedTuple):
     timestamp: int  # the broker's append time, ms since 1970
     durability: str
     duplicate: bool = False  # a retry of what was stored already; `offset` is where it is
+    unverified: bool = False  # that could not be compared: what is stored is gone
 
     @property
     def time(self) -> datetime:

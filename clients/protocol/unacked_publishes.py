@@ -28,6 +28,12 @@ class StoredPublishes(NamedTuple):
     timestamp: int
     durability: str
     duplicate: bool
+    unverified: bool = False  # a duplicate of what is gone, so that it could not be compared
+
+    def receipt(self, topic: str, index: int = 0) -> Receipt:
+        """Return the receipt of one of them."""
+        offset = self.offset if self.offset < 0 else self.offset + index
+        return Receipt(topic, self.partition, offset, self.timestamp, self.durability, self.duplicate, self.unverified)
 
 
 class HeldStageFrame(NamedTuple):
@@ -98,7 +104,7 @@ class UnackedBatch:
         if isinstance(answer, RefusedPublishes):
             raise answer.error
         assert isinstance(answer, StoredPublishes)
-        return Receipt(topic, answer.partition, answer.offset, answer.timestamp, answer.durability, answer.duplicate)
+        return answer.receipt(topic)
 
     def stored_runs(self, index: int) -> list[StoredRun]:
         """Return what is stored, in order; `index` is what the caller counts as the batch's first body."""

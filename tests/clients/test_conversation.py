@@ -340,6 +340,17 @@ def test_a_form_makes_the_frame_that_the_definition_makes() -> None:
     assert form.frames(5, [b"body"]) == encode_frame(MessageType.PUBLISH, 5, 99, properties, b"body")
 
 
+@pytest.mark.parametrize("more", [{}, {"note": "from a newer broker"}], ids=["as the broker writes it", "with more"])
+@pytest.mark.parametrize("unverified", [False, True])
+def test_a_receipt_says_whether_a_duplicate_could_be_compared(more: dict[str, str], unverified: bool) -> None:
+    conversation = welcomed(Conversation())
+    batch = conversation.publish(FORM, [b"a"])
+    about = {"status": "success", "topic": "orders", "partition": "2", "offset": "50", "durability": "fsynced"}
+    again = {"count": "1", "duplicate": "true"} | ({"unverified": "true"} if unverified else {})
+    events(conversation, encode_frame(MessageType.ACK, 1, 1_700_000_000_000, about | again | more))
+    assert batch.receipt("orders") == Receipt("orders", 2, 50, 1_700_000_000_000, "fsynced", True, unverified)
+
+
 def test_one_ack_settles_the_batches_of_several_callers() -> None:
     conversation = welcomed(Conversation())
     one = conversation.publish(FORM, [b"a"], "one")
