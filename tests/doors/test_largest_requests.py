@@ -14,12 +14,16 @@ import trio
 
 from qb.core.broker.outgoing_messages import OutgoingMessage
 from qb.core.wire.compression.compressed_frames import compress
-from qb.core.wire.frames import Frame, MessageType, encode_frame
+from qb.core.wire.frames import MAX_PROPERTIES, Frame, MessageType, encode_frame
+from qb.core.wire.frames import MessageType as T
+from qb.doors.binary.frame_requests import NEEDS, TRANSACTION_BYTES
 from qb.doors.binary.methods import MAX_ARGUMENTS, METHODS
 from qb.doors.json_lines.json_methods import ROWS
 from tests.support.bounded_steps import WIDE, bounded
 from tests.support.peers import TrioPeer
+from tests.support.transaction_peers import part
 
+LONG_LINE = "x" * ((1 << 20) - 200)  # characters, as long as a line may be that is no message
 NAMES = [f"t{number}" for number in range(50)]
 
 
@@ -154,6 +158,54 @@ async def test_the_largest_frames_are_handled_in_steps_that_are_bounded(a_broker
                 assert (await basic.receive()).type == MessageType.DATA
 
 
+# The other types of NEEDS have tests of their own here: a frame of each kind of request, or of many messages.
+TESTED_APART = {T.REQUEST, T.PUBLISH, T.FETCH, T.SETTLE, T.SUBSCRIBE, T.STAGE, T.COMPRESSED}
+LONG_TEXT = "x" * (MAX_PROPERTIES - 500)
+
+
+def largest_frames() -> list[tuple[T, dict[str, str], bytes]]:
+    """Return the largest frames of each type that is a single request, in the order in which they are sent."""
+    parts = [part("wide", number % WIDE, b"") for number in range(TRANSACTION_BYTES)]
+    size = len(part("wide", WIDE - 1, b""))
+    many_partitions = b"".join(parts[: TRANSACTION_BYTES // size])
+    one_part = part(
+        "wide", 0, *[b""] * ((TRANSACTION_BYTES - 100) // len(encode_frame(T.DATA, 0, 5, {"topic": "wide"})))
+    )
+    no_topic = b"".join(encode_frame(T.STAGE) for _ in range(TRANSACTION_BYTES // 32))
+    return [
+        (T.HELLO, {"protocol": "1", "client_id": LONG_TEXT, "producer_id": "new"}, b""),
+        (T.HEARTBEAT, {"client_id": LONG_TEXT}, b"x" * (16 << 20)),
+        (T.CREATE_TOPIC, {"topic": "wide", "partitions": str(WIDE)}, b""),
+        (T.CREATE_SUBSCRIPTION, {"subscription_id": "s", "topic": "wide", "start_offset": "@0"}, b""),
+        (T.UNSUBSCRIBE, {"subscription_id": LONG_TEXT}, b""),
+        (T.DELETE_SUBSCRIPTION, {"subscription_id": "s"}, b""),
+        (T.TRANSACTION, {"transaction": "many"}, many_partitions),
+        (T.TRANSACTION, {"transaction": "one"}, one_part),
+        (T.TRANSACTION, {"transaction": "none"}, no_topic),
+        (T.TRANSACTION, {"transaction": LONG_TEXT}, b"x" * (16 << 20)),
+    ]
+
+
+def test_every_type_of_frame_has_its_largest_one_here():
+    assert {kind for kind, _, _ in largest_frames()} | TESTED_APART == set(NEEDS)
+
+
+async def test_the_largest_frame_of_every_single_request_is_handled_in_steps_that_are_bounded(a_broker):
+    answered = []
+    async with a_broker(max_partitions=WIDE) as connect:
+        peer = await connect()
+        for number, (kind, properties, body) in enumerate(largest_frames(), 1):
+            with bounded(f"{kind.name} {len(body)}"), trio.fail_after(60):
+                await peer.stream.send_all(encode_frame(kind, number, 0, properties, body))
+                answer = await peer.receive()
+            assert answer is not None
+            assert answer.sequence_number == number
+            assert answer.properties.get("code") != "INTERNAL"
+            if kind == T.TRANSACTION:
+                answered.append(answer.properties["status"])
+    assert answered == ["success", "success", "error", "error"]
+
+
 async def test_compressed_frames_are_handled_in_steps_that_are_bounded(a_broker):
     count, body = 100_000, b'{"order": 17, "item": "tea", "price": 4.5}' * ((16 << 20) // 42)
     small = b"".join(encode_frame(MessageType.PUBLISH, n, 0, {"topic": "a"}, b"x" * (n % 3)) for n in range(count))
@@ -209,6 +261,8 @@ async def test_the_largest_line_of_every_type_is_handled_in_steps_that_are_bound
         requests["createSubscription"] = {"subscription": "s", "topic": "wide", "startOffset": "@0"}
         requests["joinGroup"] = {"groupId": "g", "topic": "wide", "consumerId": "c"}
         requests["subscribe"] = {"subscription": "s"}
+        requests["auth"] = {"token": LONG_LINE}
+        requests["nack"] = {"subscription": "s", "partition": 0, "offset": 0, "reason": LONG_LINE}
         for name, fields in requests.items():
             line = json.dumps({"type": name, **fields}, ensure_ascii=False).encode() + b"\n"
             with bounded(f"json {name}"), trio.fail_after(60):
