@@ -74,6 +74,8 @@ def largest() -> dict[str, dict[str, Any]]:
         "finish_transaction": {"transaction": "x"},
         "abandon_transaction": {"transaction": "x"},
         "server_info": {},
+        "cluster": {},
+        "move_cell": {"to": "x" * (MAX_ARGUMENTS - 1_000)},
     }
 
 
