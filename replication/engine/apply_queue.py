@@ -15,6 +15,10 @@ from qb.storage.commit.writer_threads import WorkerSlot, WriterThreads, result_o
 from qb.storage.signals import Signal
 
 
+class CopyFailed(OSError):
+    """The disk of a copy did not take what the journal has."""
+
+
 class ApplyQueue:
     """One thread and the works that wait for it. Belongs to the event loop.
 
@@ -51,7 +55,7 @@ class ApplyQueue:
     def _done(self, finished: Callable[[Any], None], result: Any) -> None:
         if self.failure is None:
             if isinstance(result, FailedBatch):
-                result = result.error
+                result = CopyFailed(f"this copy ends here: {result.error}")
             if isinstance(result, BaseException):
                 self.end(result)
             else:

@@ -179,6 +179,14 @@ class ReplicatedCell:
         if not self.lost.is_set():
             await self._checkpoint()
 
+    def abandon(self, error: BaseException) -> None:
+        """End a tenure at once, as a kill does, and let go of all that wait for an outcome in this process.
+
+        What they are given says nothing: their peers must be gone already.
+        """
+        self._engine.committer.lose(error)
+        self._engine.abandon()
+
     def close(self) -> None:
         """Release files and the lock. Nothing else may be called after."""
         self._engine.close_copy()

@@ -306,7 +306,11 @@ class ReplicatedEngine(LocalEngine):
         if limit.cancelled_caught:
             self.committer.lose(JournalError(f"what was taken was not committed within {FINISH_WITHIN:.0f} s"))
         if not self.committer.lost.is_set():
-            self._abandon(ShuttingDown("the broker is about to exit"))
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Give all that wait an error that says nothing; no peer may hear of it."""
+        self._abandon(ShuttingDown("this broker does not own the cell any more"))
 
     async def _end_when_lost(self, scope: trio.CancelScope) -> None:
         await self.committer.lost.wait()

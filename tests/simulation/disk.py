@@ -165,14 +165,19 @@ class SimulatedDisk:
     faults: list[Fault] = field(default_factory=list)
     off: bool = False  # has the power gone? Then nothing that is asked happens
     calls: int = 0
+    number: int = 0  # of several disks of one world
 
     def __post_init__(self) -> None:
         self._inodes = 0
         self._top = Directory(self._next_inode(), 0o700)
         self._open: dict[int, Descriptor] = {}
-        self._next_fd = FIRST_DESCRIPTOR
+        self._next_fd = self.first_descriptor
         self._renames: list[Rename] = []  # that no sync of a directory has covered
         self._locks: dict[int, int] = {}  # inode -> descriptor
+
+    @property
+    def first_descriptor(self) -> int:
+        return FIRST_DESCRIPTOR * (self.number + 1)
 
     # Power
 

@@ -15,6 +15,8 @@ from trio._core import _run as scheduler
 
 from tests.simulation.adversary import Adversary
 from tests.simulation.ledger import Ledger
+from tests.simulation.replicated_adversary import CellAdversary
+from tests.simulation.replicated_world import ReplicatedWorld
 from tests.simulation.workload import TOPIC, Clients
 from tests.simulation.world import World
 
@@ -34,9 +36,9 @@ class Outcome(NamedTuple):
     last_steps: tuple[str, ...] = ()
 
 
-def simulate(seed: int, operations: int = OPERATIONS) -> Outcome:
+def simulate(seed: int, operations: int = OPERATIONS, *, replicated: bool = False) -> Outcome:
     """Run one world. Never raises for what the broker did: see Outcome.error."""
-    world = World(seed)
+    world = ReplicatedWorld(seed) if replicated else World(seed)
     ledger = Ledger(world)
     digest = hashlib.sha256()
     note = world.note
@@ -63,7 +65,7 @@ async def _live(world: World, ledger: Ledger, operations: int) -> None:
         async with trio.open_nursery() as brokers:
             await world.start(brokers)
             clients = Clients(world, ledger, Random(world.chance.getrandbits(64)), operations)
-            adversary = Adversary(world, Random(world.chance.getrandbits(64)))
+            adversary = _adversary(world)
             await clients.prepare()
             async with trio.open_nursery() as background:
                 background.start_soon(clients.subscribe, "worker-1")
@@ -86,6 +88,11 @@ async def _live(world: World, ledger: Ledger, operations: int) -> None:
             ledger.check_deliveries(TOPIC, logs, dead_letters)
             ledger.check_offsets(await clients.committed())
             await world.stop()
+
+
+def _adversary(world: World) -> Adversary | CellAdversary:
+    chance = Random(world.chance.getrandbits(64))
+    return CellAdversary(world, chance) if isinstance(world, ReplicatedWorld) else Adversary(world, chance)
 
 
 @contextmanager

@@ -71,7 +71,7 @@ class System:
     def owns(self, where: Any) -> bool:
         """Is this path or descriptor the simulated disk's?"""
         if isinstance(where, int):
-            return where >= FIRST_DESCRIPTOR
+            return self._disk.first_descriptor <= where < self._disk.first_descriptor + FIRST_DESCRIPTOR
         return os.fsdecode(where).startswith(self._disk.root)
 
     def by_path(self, name: str) -> Callable[..., Any]:

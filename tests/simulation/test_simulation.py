@@ -32,10 +32,10 @@ AT_ONCE = 25  # seeds of one test: many tests share the work among processes
 pytestmark = pytest.mark.simulation
 
 
-def explained(outcome: Outcome) -> str:
+def explained(outcome: Outcome, mode: str = "") -> str:
     """Return the story of a seed that failed, and how to repeat it."""
     assert outcome.error is not None
-    again = f"seed {outcome.seed}; again: python -m tests.simulation --first {outcome.seed} --seeds 1"
+    again = f"seed {outcome.seed}; again: python -m tests.simulation {mode}--first {outcome.seed} --seeds 1"
     return "\n".join([again, *outcome.last_steps, *traceback.format_exception(outcome.error)])
 
 

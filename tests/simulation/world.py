@@ -57,6 +57,7 @@ class World:
                 tail_bytes=self.chance.choice((1_000, 1_000_000)),
             ),
         )
+        self.disks = [self.disk]
         self._broker: BrokerLife | None = None
 
     def _branch(self) -> Random:
@@ -106,7 +107,8 @@ class World:
                 stack.enter_context(patch.object(module, name, _now))
             stack.enter_context(patch("qb.clients.protocol.reconnecting._random", self._branch()))
             stack.enter_context(threads.installed(self._branch(), self._slowest_disk))
-            stack.enter_context(System(self.disk).installed())
+            for disk in self.disks:
+                stack.enter_context(System(disk).installed())
             stack.enter_context(self.network.installed())
             yield
 

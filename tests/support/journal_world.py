@@ -233,7 +233,8 @@ class JournalStory:
             mine = [payload for _, payload in whole if payload in set(owner.appended)]
             assert mine == [payload for payload in owner.appended if payload in where], "out of order"
         if not self._foreign:
-            self._check_fences()
+            epoch = check_fences(self.stream)
+            assert self._torn or epoch <= self.takeovers, "an owner had to fence itself anew"
 
     def valid_records(self) -> list[ValidRecord]:
         """Read the journal as a reader does that comes early and reads in pieces, and as one that comes late."""
@@ -251,17 +252,18 @@ class JournalStory:
         assert early.point == late.point
         return valid
 
-    def _check_fences(self) -> None:
-        """No record of an older epoch is stored behind a whole fence, and no owner was knocked out by such a record."""
-        epoch = 0
-        for position, data in self.stream.records.items():
-            record = decode(data)
-            assert record is not None
-            assert record.epoch >= epoch, f"a record of epoch {record.epoch} at {position}, behind the fence of {epoch}"
-            fence = decode_fence(record.payload) if record.kind is JournalRecordKind.FENCE else None
-            if fence is not None and fence.index == fence.count - 1:
-                epoch = record.epoch
-        assert self._torn or epoch <= self.takeovers, "an owner had to fence itself anew"
+
+def check_fences(stream: MemoryStream) -> int:
+    """No record of an older epoch is stored behind a whole fence; returns the epoch of the last one."""
+    epoch = 0
+    for position, data in stream.records.items():
+        record = decode(data)
+        assert record is not None
+        assert record.epoch >= epoch, f"a record of epoch {record.epoch} at {position}, behind the fence of {epoch}"
+        fence = decode_fence(record.payload) if record.kind is JournalRecordKind.FENCE else None
+        if fence is not None and fence.index == fence.count - 1:
+            epoch = record.epoch
+    return epoch
 
 
 def payloads(valid: list[ValidRecord]) -> list[tuple[int, bytes]]:

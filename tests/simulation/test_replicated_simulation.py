@@ -1,0 +1,85 @@
+"""Cells of several brokers keep every promise of one, and the simulation notices when a rule of the cell is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from unittest.mock import patch
+
+import pytest
+
+from qb.replication.engine import replicated_cell
+from qb.replication.engine.replicated_committer import ReplicatedCommitter
+from qb.replication.journal import takeover
+from qb.replication.journal.append_window import AppendWindow
+from tests.simulation.run import simulate
+from tests.simulation.test_simulation import explained
+
+SEEDS = 200  # python -m tests.simulation --replicated runs more
+AT_ONCE = 20
+
+pytestmark = pytest.mark.simulation
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
+def test_every_promise_is_kept(first: int) -> None:
+    for seed in range(first, first + AT_ONCE):
+        outcome = simulate(seed, replicated=True)
+        if outcome.error:
+            pytest.fail(explained(outcome, "--replicated "), pytrace=False)
+        assert outcome.operations >= 100
+
+
+@contextmanager
+def a_fence_has_one_record() -> Iterator[None]:
+    with patch.object(takeover, "fence_size", lambda point: 1):
+        yield
+
+
+@contextmanager
+def acks_come_before_the_journal_has_committed() -> Iterator[None]:
+    real = ReplicatedCommitter.submit
+
+    def submit(self: ReplicatedCommitter, work, finished, behind=None):  # type: ignore[no-untyped-def]
+        slot = real(self, work, lambda result: None, behind)
+        self._copy.apply(work, finished)
+        return slot
+
+    with (
+        patch.object(ReplicatedCommitter, "submit", submit),
+        patch.object(ReplicatedCommitter, "_committed", lambda self, work, finished, outcome: None),
+    ):
+        yield
+
+
+@contextmanager
+def files_are_believed_behind_the_checkpoint() -> Iterator[None]:
+    with patch.object(replicated_cell, "cut_back", lambda data_dir, ends: None):
+        yield
+
+
+@contextmanager
+def an_unknown_outcome_is_taken_for_stored() -> Iterator[None]:
+    from qb.replication.journal.journal_store import Answer
+
+    real = AppendWindow.answered
+
+    def answered(self: AppendWindow, position: int, answer: Answer):  # type: ignore[no-untyped-def]
+        return real(self, position, Answer.STORED if answer is Answer.UNKNOWN else answer)
+
+    with patch.object(AppendWindow, "answered", answered):
+        yield
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        a_fence_has_one_record,
+        acks_come_before_the_journal_has_committed,
+        files_are_believed_behind_the_checkpoint,
+        an_unknown_outcome_is_taken_for_stored,
+    ],
+)
+def test_a_fault_that_is_put_back_is_found(fault: Callable[[], AbstractContextManager[None]]) -> None:
+    with fault():
+        assert any(simulate(seed, replicated=True).error for seed in range(60))
