@@ -25,6 +25,7 @@ from tests.support.cells import answers
 from tests.support.journal_world import check_fences
 
 NODES = 2
+MOST_STARTS = 60  # of all brokers of a world; more are a broker that ends again and again
 IDENTITY = "the simulated stream"
 
 
@@ -85,7 +86,7 @@ class ReplicatedWorld(World):
         self.most_bytes = self.chance.choice((300, 4_000, 1 << 20))
         self.faults = self._drawn_faults()
         self._outside_ends = trio.CancelScope()
-        self.takeovers = 0
+        self.takeovers = self.starts = 0
         self.members = [CellMember(self, number) for number in range(NODES)]
         self.disks = [member.disk for member in self.members]
         self.owner: CellMember | None = None
@@ -121,6 +122,9 @@ class ReplicatedWorld(World):
     async def start_member(self, member: CellMember, nursery: trio.Nursery) -> None:
         """Start a broker as a follower; on a disk that fails it is tried again when that is whole."""
         while not member.is_alive:
+            self.starts += 1
+            if self.starts > MOST_STARTS:
+                raise BrokenPromise(f"{member.name} cannot start: {member.life and member.life.error}")
             life = member.life = NodeLife(self, member.name)
             nursery.start_soon(self._live, member, life)
             await until(lambda: life.opened.is_set() or life.ended.is_set())  # noqa: B023

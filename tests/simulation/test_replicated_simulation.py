@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -11,7 +13,8 @@ import pytest
 from qb.replication.engine import replicated_cell
 from qb.replication.engine.replicated_committer import ReplicatedCommitter
 from qb.replication.journal import takeover
-from qb.replication.journal.append_window import AppendWindow
+from qb.replication.journal.journal_store import JournalError
+from qb.storage.commit.committer import Work
 from tests.simulation.run import simulate
 from tests.simulation.test_simulation import explained
 
@@ -38,17 +41,18 @@ def a_fence_has_one_record() -> Iterator[None]:
 
 @contextmanager
 def acks_come_before_the_journal_has_committed() -> Iterator[None]:
-    real = ReplicatedCommitter.submit
+    def submit(self: ReplicatedCommitter, work: Work, finished: Callable[[Any], None], behind: object = None) -> Any:
+        def committed(outcome: int | JournalError) -> None:
+            if isinstance(outcome, JournalError):
+                self.lose(outcome)
 
-    def submit(self: ReplicatedCommitter, work, finished, behind=None):  # type: ignore[no-untyped-def]
-        slot = real(self, work, lambda result: None, behind)
-        self._copy.apply(work, finished)
-        return slot
+        assert self._journal is not None
+        self.open += 1
+        self._journal.append(self._payload(work), committed)
+        self._copy.apply(work, partial(self._done, finished))
+        return self._slot
 
-    with (
-        patch.object(ReplicatedCommitter, "submit", submit),
-        patch.object(ReplicatedCommitter, "_committed", lambda self, work, finished, outcome: None),
-    ):
+    with patch.object(ReplicatedCommitter, "submit", submit):
         yield
 
 
@@ -58,26 +62,12 @@ def files_are_believed_behind_the_checkpoint() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def an_unknown_outcome_is_taken_for_stored() -> Iterator[None]:
-    from qb.replication.journal.journal_store import Answer
-
-    real = AppendWindow.answered
-
-    def answered(self: AppendWindow, position: int, answer: Answer):  # type: ignore[no-untyped-def]
-        return real(self, position, Answer.STORED if answer is Answer.UNKNOWN else answer)
-
-    with patch.object(AppendWindow, "answered", answered):
-        yield
-
-
 @pytest.mark.parametrize(
     "fault",
     [
         a_fence_has_one_record,
         acks_come_before_the_journal_has_committed,
         files_are_believed_behind_the_checkpoint,
-        an_unknown_outcome_is_taken_for_stored,
     ],
 )
 def test_a_fault_that_is_put_back_is_found(fault: Callable[[], AbstractContextManager[None]]) -> None:
