@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
@@ -34,6 +35,13 @@ class Outcome(NamedTuple):
     story: str  # a digest of all that happened
     error: BaseException | None = None
     last_steps: tuple[str, ...] = ()
+
+
+def explained(outcome: Outcome, mode: str = "") -> str:
+    """Return the story of a seed that failed, and how to repeat it."""
+    assert outcome.error is not None
+    again = f"seed {outcome.seed}; again: python -m tests.simulation {mode}--first {outcome.seed} --seeds 1"
+    return "\n".join([again, *outcome.last_steps, *traceback.format_exception(outcome.error)])
 
 
 def simulate(seed: int, operations: int = OPERATIONS, *, replicated: bool = False) -> Outcome:

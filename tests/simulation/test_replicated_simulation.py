@@ -15,8 +15,7 @@ from qb.replication.engine.replicated_committer import ReplicatedCommitter
 from qb.replication.journal import takeover
 from qb.replication.journal.journal_store import JournalError
 from qb.storage.commit.committer import Work
-from tests.simulation.run import simulate
-from tests.simulation.test_simulation import explained
+from tests.simulation.run import explained, simulate
 
 SEEDS = 200  # python -m tests.simulation --replicated runs more
 AT_ONCE = 20

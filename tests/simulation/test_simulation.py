@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from inspect import signature
@@ -22,7 +21,7 @@ from qb.doors.socket_poll import SocketPoll
 from qb.storage import files
 from qb.storage.log import segment
 from tests.simulation.network import Connection, Pipe, SimulatedPoll
-from tests.simulation.run import Outcome, simulate
+from tests.simulation.run import explained, simulate
 from tests.simulation.world import World
 from tests.support.brokers import ROOT
 
@@ -30,13 +29,6 @@ SEEDS = 1_000
 AT_ONCE = 25  # seeds of one test: many tests share the work among processes
 
 pytestmark = pytest.mark.simulation
-
-
-def explained(outcome: Outcome, mode: str = "") -> str:
-    """Return the story of a seed that failed, and how to repeat it."""
-    assert outcome.error is not None
-    again = f"seed {outcome.seed}; again: python -m tests.simulation {mode}--first {outcome.seed} --seeds 1"
-    return "\n".join([again, *outcome.last_steps, *traceback.format_exception(outcome.error)])
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
