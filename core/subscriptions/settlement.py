@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
@@ -12,9 +14,9 @@ from qb.core.subscriptions.messages.leases import Lease
 from qb.core.subscriptions.messages.message_records import MessageState
 from qb.core.subscriptions.subscription_options import LONGEST, check_between
 from qb.core.subscriptions.subscription_state import SubscriptionState
-from qb.core.wire.offset_runs import intersect
+from qb.core.wire.offset_runs import intersect, runs_of
 
-LEASES_AT_ONCE = 16  # out of which short runs are acked a lease at a time; what lies in others is acked run by run
+LEASES_AT_ONCE = 64  # out of which short runs are acked a lease at a time; what lies in others is acked run by run
 
 
 def ack(state: SubscriptionState, name: str, partition: int, runs: Iterable[range], now: float) -> int:
@@ -30,26 +32,28 @@ def ack_scattered(
 ) -> list[range]:
     """Settle many short runs that lie in few leases, a lease at a time; returns the runs that are left to ack().
 
-    A subscriber acks what was pushed together, in this order: so the lease that holds the first run has most of them.
+    A subscriber acks what was pushed together, in this order: so the lease that holds the first one has most of them.
+    Each message is looked at in the leases whose spans it lies in, which is mostly one.
     """
     subscriber, cursor = state.member(name), state.cursor(partition)
     runs = [part for run in runs if (part := _delivered(cursor, run))]  # bounds what a peer may name
     if len(runs) < 2 or sum(map(len, runs)) > MOST_ACKED:
         return runs
+    offsets = sorted({*chain.from_iterable(runs)})
     for _ in range(LEASES_AT_ONCE):
-        lease = subscriber.lease_of(partition, runs[0].start)
+        lease = subscriber.lease_of(partition, offsets[0])
         if lease is None or lease.recorded or lease.offsets.step != 1:
             break
-        released = state.release_scattered(subscriber, lease, runs)
-        subscriber.looked_at += 1 + len(runs) // 10  # a run is only marked in the lease
+        end = bisect_left(offsets, lease.offsets.stop)
+        released, others = state.release_scattered(subscriber, lease, offsets[:end])
+        subscriber.looked_at += 1 + end // 10
         state.settle_fresh(cursor, (released,))
-        gone = frozenset(released)
-        cursor.note_settlement(gone, now, f"acked by {name}")
-        _note_acked(state, subscriber, len(gone), now)
-        runs = [run for run in runs if not (run.start in gone and gone.issuperset(run))]
-        if len(runs) < 2:
+        cursor.note_settlement(array("Q", released), now, f"acked by {name}")
+        _note_acked(state, subscriber, len(released), now)
+        offsets = others + offsets[end:]
+        if not offsets:
             break
-    return runs
+    return list(runs_of(offsets))
 
 
 def _delivered(cursor: Cursor, run: range) -> range:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from random import Random
 from typing import TypeVar
@@ -135,13 +135,18 @@ class SubscriptionState:
         self.changed.add(lease.partition)
         return released
 
-    def release_scattered(self, subscriber: JoinedSubscriber, lease: Lease, runs: Sequence[range]) -> list[int]:
-        """End the lease of what lies in these runs and return it; the caller says where it is now."""
-        released = subscriber.release_scattered(lease, runs)
+    def release_scattered(
+        self, subscriber: JoinedSubscriber, lease: Lease, offsets: list[int]
+    ) -> tuple[list[int], list[int]]:
+        """End the lease of these offsets; returns those that were held, and the others.
+
+        The caller says where those are now that were held.
+        """
+        released, others = subscriber.release_scattered(lease, offsets)
         if released and subscriber.started:
             subscriber.started.difference_update((lease.partition, offset) for offset in released)
         self.changed.add(lease.partition)
-        return released
+        return released, others
 
     def take_back(self, lease: Lease, part: range) -> list[MessageRecord]:
         """End the lease of some messages and return them with their records, in offset order."""

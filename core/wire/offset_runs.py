@@ -34,17 +34,20 @@ def intersect(a: range, b: range) -> range:
 
 def runs_of(offsets: Iterable[int]) -> Iterator[range]:
     """Cut a row of offsets into runs, keeping its order."""
-    run = EMPTY
-    for offset in offsets:
-        step = offset - run[-1] if run else 0
-        if step > 0 and (len(run) == 1 or step == run.step):
-            run = range(run.start, offset + 1, step)
-        else:
-            if run:
-                yield run
-            run = range(offset, offset + 1)
-    if run:
-        yield run
+    upcoming = iter(offsets)
+    for first in upcoming:
+        last, step = first, None  # no step: a run of one so far
+        for offset in upcoming:
+            gap = offset - last
+            if gap == step:
+                last = offset
+            elif step is None and gap > 0:
+                last, step = offset, gap
+            else:
+                yield range(first, last + 1, step or 1)
+                first = last = offset
+                step = None
+        yield range(first, last + 1, step or 1)
 
 
 def runs_of_ascending(offsets: list[int]) -> Iterable[range]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 
 from qb.core.pacing import AT_ONCE
@@ -145,17 +145,17 @@ class JoinedSubscriber:
             del self._leases[lease.partition]
         return released
 
-    def release_scattered(self, lease: Lease, runs: Sequence[range]) -> list[int]:
-        """Hold what of a lease lies in these runs no longer; returns the offsets that were held."""
+    def release_scattered(self, lease: Lease, offsets: list[int]) -> tuple[list[int], list[int]]:
+        """Hold these offsets of a lease no longer; returns those that were held, and the others."""
         index = self._leases[lease.partition]
         index.remove(lease)
-        released = lease.release_scattered(runs)
+        released, others = lease.release_scattered(offsets)
         self.in_flight -= len(released)
         if lease.count:
             index.add(lease)
         elif not index:
             del self._leases[lease.partition]
-        return released
+        return released, others
 
     def split(self, lease: Lease, part: range) -> Lease:
         """Return a lease of its own for what is held of the part; some of it, and some other, must be held."""

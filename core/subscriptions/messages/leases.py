@@ -7,14 +7,13 @@ leases as runs were pushed to it, in whatever order it acks.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from heapq import merge
-from itertools import chain, compress
+from itertools import chain
 from operator import attrgetter
 from typing import Protocol
 
 from qb.core.subscriptions.messages.deadlines import NEVER
-from qb.core.wire.offset_runs import intersect
 
 _start = attrgetter("offsets.start")
 
@@ -92,29 +91,26 @@ class Lease:
                 self._trim()
         return released
 
-    def release_scattered(self, runs: Iterable[range]) -> list[int]:
-        """Hold what lies in these runs no longer; returns the offsets that were held. Its own step must be 1.
+    def release_scattered(self, offsets: list[int]) -> tuple[list[int], list[int]]:
+        """Hold these offsets of its span no longer; returns those that were held, and the others. Its step must be 1.
 
-        It costs as much as there are runs, and a little for each offset of the lease.
+        It costs as much as there are of them.
         """
-        first, end = self.offsets.start, self.offsets.stop
-        named = bytearray(end - first)
-        for run in runs:
-            low, high = max(run.start, first) - first, min(run.stop, end) - first
-            if run.step == 1 and low < high:
-                named[low:high] = b"\1" * (high - low)
-            elif low < high and (part := intersect(run, self.offsets)):
-                named[part.start - first : part.stop - first : part.step] = b"\1" * len(part)
-        held = self._held or bytearray(b"\1") * (end - first)
-        both = int.from_bytes(held, "big") & int.from_bytes(named, "big")
-        released = list(compress(self.offsets, both.to_bytes(end - first, "big")))
+        first, held = self.offsets.start, self._held
+        if held is None:
+            released, others = offsets, []
+        else:
+            released = [offset for offset in offsets if held[offset - first]]
+            others = [offset for offset in offsets if not held[offset - first]] if len(released) < len(offsets) else []
         self.count -= len(released)
         if not self.count:
             self.offsets, self._held, self.due = self.offsets[:0], None, NEVER
         elif released:
-            self._held = bytearray((int.from_bytes(held, "big") ^ both).to_bytes(end - first, "big"))
+            held = self._held = held or bytearray(b"\1") * len(self.offsets)
+            for offset in released:
+                held[offset - first] = 0
             self._trim()
-        return released
+        return released, others
 
     def split(self, part: range) -> Lease:
         """Return a new lease of what is held of the part; this one holds it no longer. Some of it must be held."""
