@@ -9,7 +9,7 @@ import trio
 
 from qb.core.push.delivery_sinks import DeliverySink
 from qb.core.push.partition_turns import PartitionTurns
-from qb.core.push.stored_slices import READ_BYTES
+from qb.core.push.stored_slices import READ_BYTES, KnownKeys
 from qb.core.subscriptions.messages.deadlines import NEVER
 from qb.core.subscriptions.push_decisions import DeadLetterDecision, Decision
 from qb.core.subscriptions.snapshot import SnapshotChanges
@@ -91,6 +91,7 @@ class ActiveSubscription:
         self.unfinished: PushRound | None = None  # what a round left for a task, since it has to wait
         self.unwatch: list[Callable[[], None]] = []
         self.saving = SaveSchedule(self)
+        self.known_keys = KnownKeys()
         self.message_bytes = float(READ_BYTES)  # of the messages read last; as large as can be until we know
 
     @property

@@ -22,7 +22,7 @@ from qb.core.push.active_subscription import ActiveSubscription, PushRound
 from qb.core.push.cursor_saver import CursorSaver
 from qb.core.push.delivery_sinks import DeliverySink, PushedRun
 from qb.core.push.serving_turns import ServingTurns
-from qb.core.push.stored_slices import Frames, collect, collect_recent, keys_of
+from qb.core.push.stored_slices import Frames, collect, collect_recent
 from qb.core.push.window_shares import WindowShares
 from qb.core.rights.quotas import Allowance
 from qb.core.subscriptions.messages.deadlines import NEVER, Deadlines
@@ -331,7 +331,7 @@ class DeliveryRounds:
                 continue  # a seek came in between, or the others have taken all the room
             room -= usable
             if subscription.options.mode is SubscriptionMode.KEY_SHARED:
-                subscription.offer_keys(partition, chunk.first_offset, keys_of(chunk, usable))
+                subscription.offer_keys(partition, chunk.first_offset, active.known_keys.of(chunk, usable))
             else:
                 subscription.offer(partition, chunk.first_offset, usable)
         subscribers = {name: (sink, sink.settled) for name, sink in active.sinks.items()}

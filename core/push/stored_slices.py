@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
+import struct
 from collections.abc import Generator, Iterable
-from functools import partial
-from itertools import islice, takewhile
+from itertools import islice, repeat, takewhile
 
 from qb.core.wire.frames import HEAD, frame_length
 from qb.storage.engine import PartitionLog, StoredChunk
 
 READ_BYTES = 1_048_576
+KEYS_REMEMBERED = 10_000  # of a subscription
+_PROPERTIES_LENGTH = struct.Struct(">24xI")  # of a frame
 
 
 Frames = bytes | memoryview  # a memoryview keeps the whole batch in memory: send it, or copy it to keep it
@@ -59,48 +60,55 @@ async def collect(log: PartitionLog, runs: Iterable[range], chunk: StoredChunk |
 def _collecting(runs: Iterable[range], chunk: StoredChunk | None) -> Generator[int, StoredChunk, Frames]:
     """Yield each offset from which more has to be read, to be sent the chunk; returns the frames."""
     parts: list[Frames] = []
-    left = deque(runs)
+    left = list(runs)
     while left:
         if chunk is None or not chunk.first_offset <= left[0].start < chunk.next_offset:
             chunk = yield left[0].start
-        whole = list(takewhile(partial(_has_neighbours, chunk), left))
+        first, end = chunk.first_offset, chunk.next_offset
+        whole = list(takewhile(lambda run: first <= run.start and run[-1] < end, left))  # noqa: B023
         if len(whole) > 1:
             parts.append(_cut_many(chunk, whole))
-            for _ in whole:
-                left.popleft()
+            left = left[len(whole) :]
         else:
-            run = left.popleft()
-            here = len(range(run.start, min(run.stop, chunk.next_offset), run.step))
+            run = left[0]
+            here = len(range(run.start, min(run.stop, end), run.step))
             parts.append(cut(chunk, run[:here]))
-            if rest := run[here:]:
-                left.appendleft(rest)
+            left[:1] = [rest] if (rest := run[here:]) else []
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _has_neighbours(chunk: StoredChunk, run: range) -> bool:
-    """Return whether the chunk has all of a run of neighbours."""
-    return run.step == 1 and chunk.first_offset <= run.start and run.stop <= chunk.next_offset
-
-
 def _cut_many(chunk: StoredChunk, runs: list[range]) -> bytes:
-    """Return the frames of runs of neighbours, all of which are in the chunk; a short run costs one slice."""
-    first, end = min(run.start for run in runs), max(run.stop for run in runs)
+    """Return the frames of runs, all of which are in the chunk; a run of neighbours costs one slice."""
+    data, first, end = chunk.data, min([run.start for run in runs]), max([run[-1] for run in runs]) + 1
     positions = chunk.positions[first - chunk.first_offset : end - chunk.first_offset + 1]
     borders = [*positions, chunk.end]  # a frame reaches to the next one, or to a seal before it
-    return b"".join([chunk.data[borders[run.start - first] : borders[run.stop - first]] for run in runs])
+    if all(run.step == 1 for run in runs):
+        return b"".join([data[borders[run.start - first] : borders[run.stop - first]] for run in runs])
+    numbers = [offset - first for run in runs for offset in run]
+    return b"".join([data[borders[number] : borders[number + 1]] for number in numbers])
 
 
-def keys_of(chunk: StoredChunk, count: int) -> list[str | None]:
-    """Return the keys of the first `count` messages."""
-    data, known = chunk.data, dict[bytes, str | None]()
-    keys: list[str | None] = []
-    for at in islice(chunk.positions, count):
-        start = at + HEAD.size
-        encoded = data[start : start + int.from_bytes(data[start - 4 : start], "big")]
-        if encoded not in known:
-            known[encoded] = _key_in(encoded)
-        keys.append(known[encoded])
-    return keys
+class KnownKeys:
+    """The keys of messages by their encoded properties: those of a topic come again and again."""
+
+    def __init__(self) -> None:
+        self._keys: dict[bytes, str | None] = {}
+
+    def of(self, chunk: StoredChunk, count: int) -> list[str | None]:
+        """Return the keys of the first `count` messages."""
+        data, known = chunk.data, self._keys
+        positions = list(islice(chunk.positions, count))
+        encoded = [
+            data[at + HEAD.size : at + HEAD.size + length]
+            for at, (length,) in zip(
+                positions, map(_PROPERTIES_LENGTH.unpack_from, repeat(data), positions), strict=True
+            )
+        ]
+        if len(known) > KEYS_REMEMBERED:
+            known.clear()
+        for each in {*encoded}.difference(known):
+            known[each] = _key_in(each)
+        return [known[each] for each in encoded]
 
 
 def _key_in(encoded: bytes) -> str | None:

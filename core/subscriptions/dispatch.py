@@ -221,12 +221,10 @@ def _lease_scattered(
     state: SubscriptionState, subscriber: JoinedSubscriber, partition: int, offsets: list[int], now: float
 ) -> list[PushDecision]:
     """Lease messages that were never delivered, in offset order: one lease for those that lie near each other."""
-    runs: list[range] = []
     for near in near_each_other(offsets):
         span, held = marked(near)
-        lease = state.lease(subscriber, partition, span, 1, recorded=False, now=now, held=held)
-        runs += lease.held()
-    return [PushDecision(subscriber.name, partition, tuple(runs), 1)]
+        state.lease(subscriber, partition, span, 1, recorded=False, now=now, held=held)
+    return [PushDecision(subscriber.name, partition, tuple(runs_of(offsets)), 1)]
 
 
 def room(state: SubscriptionState) -> int:

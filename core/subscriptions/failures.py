@@ -67,7 +67,7 @@ def _first_overdue(
     """
     partition, offset = lease.partition, lease.offsets[0]
     key = state.key_in_flight(lease, offset)
-    earlier = [] if key is None else keyed.queue_of(key).leased.up_to((partition, offset - 1))
+    earlier = [] if key is None else keyed.queue_of(key).up_to((partition, offset - 1))
     for looked_at, (_, at) in enumerate(earlier):
         other = state.subscribers[lease.subscriber.name].lease_of(partition, at)
         if other is not None and other.due <= now:

@@ -208,7 +208,7 @@ def _why_passed(state: SubscriptionState, keyed: KeyOrderedQueue, cursor: Cursor
 
 def _why_not_sent_by_owner(state: SubscriptionState, queue: KeyQueue, now: float) -> str:
     if queue.full:
-        return f"{len(queue.leased)} messages of key {queue.key!r} are in flight, and no more may be"
+        return f"{queue.in_flight} messages of key {queue.key!r} are in flight, and no more may be"
     if queue.owner is not None:
         return f"key {queue.key!r} belongs to {queue.owner.name}; {_why_not_sent(state, [queue.owner], now)}"
     return _why_not_sent(state, state.round_robin, now)

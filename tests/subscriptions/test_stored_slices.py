@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qb.core.push.stored_slices import collect_recent, cut, keys_of
+from qb.core.push.stored_slices import KnownKeys, collect_recent, cut
 from qb.core.wire.frames import MessageType, data_frames, decode_properties, encode_frame
 from qb.storage.engine import StoredChunk
 
@@ -40,7 +40,7 @@ def test_a_cut_holds_exactly_the_messages_of_the_run_in_order(batches, base, dat
 @given(batches)
 def test_keys_come_in_the_order_of_the_messages(batches):
     bodies = [body for batch in batches for body in batch]
-    assert keys_of(a_chunk(0, batches), len(bodies)) == [body.hex() if body else None for body in bodies]
+    assert KnownKeys().of(a_chunk(0, batches), len(bodies)) == [body.hex() if body else None for body in bodies]
 
 
 class NoLog:
@@ -98,4 +98,4 @@ values = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size
 def test_the_key_is_the_one_that_decoding_all_properties_gives(properties):
     encoded = b"".join(f"{name}={value}\0".encode() for name, value in properties)
     frame = encode_frame(MessageType.DATA, 0, 1, encoded, b"body")
-    assert keys_of(StoredChunk(0, frame, [0], len(frame)), 1) == [decode_properties(encoded).get("key")]
+    assert KnownKeys().of(StoredChunk(0, frame, [0], len(frame)), 1) == [decode_properties(encoded).get("key")]

@@ -83,7 +83,7 @@ class KeyOrderedQueue:
 
     def followers(self, record: MessageRecord) -> tuple[JoinedSubscriber | None, list[int]]:
         queue = self.key_queue(record)
-        return queue.owner, [offset for _, offset in queue.leased.behind(place_of(record))]
+        return queue.owner, [offset for _, offset in queue.behind(place_of(record))]
 
     def assign(self, round_robin: RoundRobin) -> Iterator[tuple[JoinedSubscriber, MessageRecord]]:
         for member in round_robin if self._waiting_for_room else ():
@@ -120,19 +120,23 @@ class KeyOrderedQueue:
         for offset, key in enumerate(cursor.keys_at_hand, cursor.next):
             if not left:
                 break
-            if key is None:
+            queue = None if key is None else queues.get(key)
+            if queue is None:
                 owner = turns.next()
+                if key is not None:
+                    queue = queues[key] = KeyQueue(key, owner)
             else:
-                queue = queues.get(key)
-                if queue is None:
-                    queue = queues[key] = KeyQueue(key, turns.next())
-                if (queue.owner and rooms[queue.owner] <= 0) or queue.full or queue.has_waiting(partition):
-                    cursor.passed[offset] = key
+                holder = queue.owner
+                if (holder and rooms[holder] <= 0) or (
+                    not queue.takes_fresh and (queue.full or queue.has_waiting(partition))
+                ):
+                    cursor.passed[offset] = key  # type: ignore[assignment]  # there is a queue, so there is a key
                     if queue.pass_over(partition, offset):
                         self._note_passed(queue)
                     continue
-                owner = queue.owner = queue.owner or turns.next()
-                queue.leased.add((partition, offset))
+                owner = queue.owner = holder or turns.next()
+            if queue is not None:
+                queue.fresh[partition, offset] = None
             rooms[owner] -= 1
             left -= 1
             open_keys[offset] = key
@@ -177,22 +181,25 @@ class KeyOrderedQueue:
                 queue.owner = member
                 turns.take(member, len(taken))
             for partition, offset in taken:
-                queue.leased.add((partition, offset))
+                queue.fresh[partition, offset] = None
                 given.setdefault(member, {}).setdefault(partition, []).append(offset)
             self._note_passed(queue)
 
     def settled_fresh(self, cursor: Cursor, offsets: Iterable[int]) -> None:
         """Forget messages in flight that have no record."""
         partition, queues, take_key = cursor.partition, self._keys, cursor.keys.pop
+        freed: dict[KeyQueue, None] = {}  # with messages that were passed over: one may go out now
         for offset in offsets:
             key = take_key(offset)
             if key is not None:
                 queue = queues[key]
-                queue.leased.discard((partition, offset))
-                if not queue.leased:
+                del queue.fresh[partition, offset]
+                if not queue.fresh:
                     self._let_go(key, queue)
                 elif queue.passed:
-                    self._note_passed(queue)
+                    freed[queue] = None
+        for queue in freed:
+            self._note_passed(queue)
 
     def drop(self, partition: int, end: int, keys: Iterable[QueueKey]) -> None:
         """Forget all messages of these keys in a partition below an offset."""

@@ -20,12 +20,13 @@ def place_of(record: MessageRecord) -> MessagePosition:
 class RecordedMessages:
     """The messages of one key that have a record."""
 
-    __slots__ = ("_ready", "held", "open", "waiting")
+    __slots__ = ("_ready", "held", "leased", "open", "waiting")
 
     def __init__(self) -> None:
         self.open: dict[MessagePosition, MessageRecord] = {}  # in flight or waiting
         self.waiting = SortedPositions()  # those that are not in flight
         self.held = SortedPositions()  # of these, those that are not ready: later ones wait for them
+        self.leased = SortedPositions()  # those in flight
         self._ready = ReadyHeap()
 
     def wait(self, record: MessageRecord, *, held: bool) -> None:
@@ -56,6 +57,7 @@ class RecordedMessages:
         """Forget the messages of a partition below an offset; a queue that still has them skips them."""
         self.waiting.drop(partition, end)
         self.held.drop(partition, end)
+        self.leased.drop(partition, end)
         self.open = {at: each for at, each in self.open.items() if at[0] != partition or at[1] >= end}
 
     def before(self, record: MessageRecord) -> MessageRecord | None:
@@ -75,12 +77,12 @@ class KeyQueue:
     A recorded message without a key has a queue of its own, which is never bound.
     """
 
-    __slots__ = ("_recorded", "key", "leased", "owner", "passed", "scheduled")
+    __slots__ = ("_recorded", "fresh", "key", "owner", "passed", "scheduled")
 
     def __init__(self, key: str | None, owner: JoinedSubscriber | None = None) -> None:
         self.key = key
         self.owner = owner
-        self.leased = SortedPositions()  # in flight, with a record or without
+        self.fresh: dict[MessagePosition, None] = {}  # in flight without a record, ascending in each partition
         self.passed: dict[int, deque[int]] = {}  # fresh ones that could not go out, by partition; no deque is empty
         self.scheduled = False  # is it among the movable ones, or those that wait for room?
         self._recorded: RecordedMessages | None = None
@@ -99,12 +101,40 @@ class KeyQueue:
     @property
     def full(self) -> bool:
         """True while as many of its messages are in flight as may be."""
-        return len(self.leased) >= MOST_IN_FLIGHT
+        return self.in_flight >= MOST_IN_FLIGHT
+
+    @property
+    def in_flight(self) -> int:
+        """How many of its messages are in flight."""
+        return len(self.fresh) + (0 if self._recorded is None else len(self._recorded.leased))
+
+    @property
+    def takes_fresh(self) -> bool:
+        """True if a fresh message may go out now, given room; nothing of the key waits, in any partition."""
+        return self._recorded is None and not self.passed and len(self.fresh) < MOST_IN_FLIGHT
+
+    def up_to(self, position: MessagePosition) -> list[MessagePosition]:
+        """Return what is in flight of a partition up to a position, in order."""
+        partition, offset = position
+        found = [place for place in self.fresh if place[0] == partition and place[1] <= offset]
+        return found if self._recorded is None else sorted(found + self._recorded.leased.up_to(position))
+
+    def behind(self, position: MessagePosition) -> list[MessagePosition]:
+        """Return what is in flight of a partition behind a position, in order."""
+        partition, offset = position
+        found: list[MessagePosition] = []
+        for place in reversed(self.fresh):
+            if place[0] == partition:
+                if place[1] <= offset:
+                    break
+                found.append(place)
+        found.reverse()
+        return found if self._recorded is None else sorted(found + self._recorded.leased.behind(position))
 
     @property
     def bound(self) -> bool:
         """True while a message that was delivered is not settled."""
-        return bool(self.leased) or (self._recorded is not None and bool(self._recorded.open))
+        return bool(self.fresh) or (self._recorded is not None and bool(self._recorded.open))
 
     def head(self) -> MessageRecord | None:
         """Return the recorded message that may go out next, and keep it; None if none may."""
@@ -112,17 +142,23 @@ class KeyQueue:
 
     def wait(self, record: MessageRecord, *, held: bool) -> None:
         """Note that a recorded message is not in flight; ready, or held."""
-        self.leased.discard(place_of(record))
+        self._land(record)
         self.recorded.wait(record, held=held)
 
     def note_leased(self, record: MessageRecord) -> None:
         """Note that a recorded message is in flight."""
         self.recorded.stop_waiting(record)
-        self.leased.add(place_of(record))
+        self.recorded.leased.add(place_of(record))
+
+    def _land(self, record: MessageRecord) -> None:
+        """Note that a message that has a record now is not in flight any more, if it was."""
+        place = place_of(record)
+        self.recorded.leased.discard(place)
+        self.fresh.pop(place, None)
 
     def settle(self, record: MessageRecord) -> None:
         """Forget a recorded message."""
-        self.leased.discard(place_of(record))
+        self._land(record)
         self.recorded.stop_waiting(record)
         del self.recorded.open[place_of(record)]
 
@@ -138,7 +174,7 @@ class KeyQueue:
     def take_passed(self, most: int) -> list[MessagePosition]:
         """Take out messages that were passed over and may go out now, at most so many."""
         taken: list[MessagePosition] = []
-        most = min(most, MOST_IN_FLIGHT - len(self.leased))
+        most = min(most, MOST_IN_FLIGHT - self.in_flight)
         for partition in [each for each in self.passed if not self._is_blocked(each)]:
             offsets = self.passed[partition]
             while offsets and len(taken) < most:
@@ -155,7 +191,8 @@ class KeyQueue:
 
     def drop(self, partition: int, end: int) -> None:
         """Forget all messages of a partition below an offset."""
-        self.leased.drop(partition, end)
+        for place in [place for place in self.fresh if place < (partition, end) and place[0] == partition]:
+            del self.fresh[place]
         if self._recorded is not None:
             self._recorded.drop(partition, end)
         passed = self.passed.pop(partition, None)
