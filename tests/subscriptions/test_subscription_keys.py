@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from qb.core.subscriptions import dispatch
 from qb.core.subscriptions.push_decisions import PushDecision
+from qb.core.subscriptions.queues import key_queue
 from qb.core.subscriptions.queues.sorted_positions import SortedPositions
 from qb.core.wire.errors import BadRequest
 from tests.support.subscription_tools import Bench
@@ -222,3 +223,12 @@ def test_what_was_offered_and_not_looked_at_is_wanted_again(monkeypatch: pytest.
     decisions = bench.subscription.decide(bench.now)
     assert {run.start for each in decisions if isinstance(each, PushDecision) for run in each.runs} <= {2, 3}
     assert bench.subscription.wanted(0).start == 5, "a partition that was read to its end is read again"
+
+
+def test_a_full_key_goes_on_in_one_partition_when_it_backs_off_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_queue, "MOST_IN_FLIGHT", 4)
+    bench = Bench(0, "x", partitions=2, keys="aaaa", mode="key_shared")
+    bench.ends[1] = 1
+    assert sorted(bench.deliver()["x"]) == [0, 0, 1, 2]
+    assert bench.subscription.nack("x", 1, 0, bench.now)
+    assert bench.deliver() == {"x": [3]}

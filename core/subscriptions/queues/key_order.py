@@ -55,7 +55,9 @@ class KeyOrderedQueue:
         self._schedule(queue)
 
     def hold(self, record: MessageRecord) -> None:
-        self.key_queue(record).wait(record, held=True)
+        queue = self.key_queue(record)
+        queue.wait(record, held=True)
+        self._note_passed(queue)  # as many as may be were in flight, and one is not any more
 
     def settled(self, record: MessageRecord) -> None:
         queue = self.key_queue(record)
