@@ -13,6 +13,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,6 +41,7 @@ MESSAGES = 200_000  # a measurement
 MESSAGES_EACH = 40_000  # of a measurement, pushed to each joined subscription
 MOST = 1.5  # times the cost of the cheapest smaller size
 PATIENCE = 600.0
+MAKERS = 16  # connections that prepare a size
 BYTES_A_MESSAGE = 60  # of a backlog on disk, for bodies of 10 bytes; rounded up
 
 
@@ -81,14 +83,24 @@ def _partitions(point: Point, stack: ExitStack) -> None:
 
 def _topics(point: Point, stack: ExitStack) -> None:
     point.client.create_topic(point.topic)
-    for number in range(point.size - 1):
-        point.client.create_topic(f"other-{number}")
+    _make_many(point, lambda client, number: client.create_topic(f"other-{number}"))
 
 
 def _idle_subscriptions(point: Point, stack: ExitStack) -> None:
     point.client.create_topic(point.topic)
-    for number in range(point.size - 1):
-        point.client.create_subscription(f"idle-{number}", point.topic)
+    _make_many(point, lambda client, number: client.create_subscription(f"idle-{number}", point.topic))
+
+
+def _make_many(point: Point, make: Callable[[BrokerClient, int], object]) -> None:
+    """Make all but one, by several connections at once: each waits for syncs most of the time."""
+
+    def make_some(first: int) -> None:
+        with BrokerClient(port=point.server.port) as client:
+            for number in range(first, point.size - 1, MAKERS):
+                make(client, number)
+
+    with ThreadPoolExecutor(MAKERS) as pool:
+        list(pool.map(make_some, range(min(MAKERS, point.size - 1))))
 
 
 def _idle_connections(point: Point, stack: ExitStack) -> None:
