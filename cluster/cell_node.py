@@ -76,7 +76,7 @@ class CellNode:
         self._keeper = LeaseKeeper(self._leases, name, address, cluster_address, ttl=cluster.lease_ttl)
         self._port = ClusterPort(cluster_listeners)
         self.view = CellView(
-            self._client, cluster.cell, self._store.stream, name, address, cluster_address, cluster.lease_ttl
+            self._client, cluster.cell, self._store.stream, name, address, cluster_address, cluster.lease_ttl / 3
         )
         self._doors = FollowerDoors(settings, listening, self.view, tls)
 

@@ -21,7 +21,8 @@ from qb.core.wire.addresses import BrokerAddress, like
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
 CONNECT_TIMEOUT = 5.0  # for one attempt, the broker's answer to HELLO included
-FIRST_TIMEOUT = 1.0  # the same, where there are other brokers to try; each round may take a second longer
+FIRST_TIMEOUT = 1.0  # the same, where there are other brokers to try
+SHORT_ROUNDS = 6  # through all brokers; in later ones each may take a second longer than before
 LONGEST_IN_CLUSTER = 0.5  # seconds between two rounds through the brokers of a cluster
 REDIRECTS = 3  # that are followed at once; then there is a pause, for brokers that name each other
 SILENT_FOR = 1.0  # seconds without a connection after which the log says what is waited for
@@ -74,7 +75,9 @@ class ConnectionTrouble:
     def connect_timeout(self) -> float:
         """How many seconds the next attempt may take."""
         rounds = self._failed_in_turn // len(self._servers)
-        return min(CONNECT_TIMEOUT, FIRST_TIMEOUT + rounds) if self._in_cluster else CONNECT_TIMEOUT
+        return (
+            min(CONNECT_TIMEOUT, FIRST_TIMEOUT + max(0, rounds - SHORT_ROUNDS)) if self._in_cluster else CONNECT_TIMEOUT
+        )
 
     def pause(self, backoff: ReconnectBackoff) -> float:
         """Return how many seconds to wait before the next attempt: none while there is another broker to try."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import trio
 
-from qb.replication.lease.lease_state import RENEW, LeaseRecord, LeaseWatcher, OwnerLease
+from qb.replication.lease.lease_state import LOOK, LeaseRecord, LeaseWatcher, OwnerLease
 from qb.replication.lease.lease_store import LeaseStore
 from qb.replication.nats.nats_protocol import NatsError
 from qb.storage.signals import Signal
@@ -70,7 +70,7 @@ class LeaseKeeper:
             refuses = await owner_refuses() if owner_refuses is not None else False
             if self.watcher.may_take_over(refuses, self._name) and await self._write(self.watcher.revision):
                 return
-            with trio.move_on_after(self._ttl * RENEW):
+            with trio.move_on_after(self._ttl * LOOK):
                 await self._hurried.wait()
 
     def look_soon(self) -> None:

@@ -10,6 +10,7 @@ import msgspec
 
 HOLD = 0.8  # of the time to live: as long an owner relies on its lease, counted from the sending of its renewal
 RENEW = 0.25  # of the time to live, between two renewals
+LOOK = 0.05  # of the time to live, between two looks of a candidate
 PRECEDENCE = 1.0  # seconds for which a lease that was released to one broker is left to it
 
 

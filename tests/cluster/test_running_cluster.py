@@ -1,0 +1,138 @@
+"""Real brokers and real NATS servers: whatever happens to the owner or to NATS, nothing that was acked is lost."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from qb import BrokerClient
+from tests.support.brokers import ROOT
+from tests.support.cluster_load import ClusterLoad
+from tests.support.line_peers import converse
+from tests.support.local_cluster import LocalClusterProcess, is_running
+from tests.support.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.process,
+    pytest.mark.timeout(150),
+    pytest.mark.skipif(sys.platform != "linux", reason="the processes end with their parent on Linux alone"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalClusterProcess]:
+    """One cluster for all tests of this file; each leaves it whole."""
+    cluster = LocalClusterProcess(tmp_path_factory.mktemp("cluster"))
+    try:
+        assert cluster.banner.startswith("QB cluster"), (cluster.directory / "cluster.err").read_text()
+        yield cluster
+    finally:
+        cluster.kill()
+
+
+def qb(cluster: LocalClusterProcess, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "client.py"), *words, "--servers", ",".join(cluster.servers)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def survive(cluster: LocalClusterProcess, name: str, harm: Callable[[str], None], *, new_owner: bool = True) -> float:
+    """Do harm to a cluster that works; returns the longest time without an ack that a publisher saw."""
+    cluster.wait_until_whole()
+    owner, epoch = cluster.owner(), cluster.status()["epoch"]
+    load = ClusterLoad(cluster.servers, name)
+    with load.running() as ledger:
+        ledger.longest_gap = 0.0
+        harm(owner)
+        cluster.wait_for_owner(epoch + new_owner)
+        acked, committed = len(ledger.stored), len(ledger.committed)
+        wait_until(lambda: ledger.faults or (len(ledger.stored) > acked + 100 and len(ledger.committed) > committed))
+    load.check()
+    print(f"{name}: the longest gap of a publisher was {ledger.longest_gap:.3f} s, {len(ledger.stored)} acks")
+    return ledger.longest_gap
+
+
+def test_the_cell_moves_by_command(cluster: LocalClusterProcess) -> None:
+    def move(owner: str) -> None:
+        other = next(name for name in ("broker-1", "broker-2") if name != owner)
+        done = qb(cluster, "cluster", "move", "--to", other, "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["owner"] == other
+
+    survive(cluster, "move", move)
+
+
+def test_an_owner_that_is_stopped_in_good_order(cluster: LocalClusterProcess) -> None:
+    survive(cluster, "term", lambda owner: cluster.signal(owner, signal.SIGTERM))
+
+
+def test_an_owner_that_is_killed(cluster: LocalClusterProcess) -> None:
+    survive(cluster, "kill", lambda owner: cluster.signal(owner, signal.SIGKILL))
+
+
+def test_the_leader_of_the_journal_is_killed(cluster: LocalClusterProcess) -> None:
+    def kill(owner: str) -> None:
+        leader = cluster.status()["journal"]["nodes"][0]["name"]
+        pid = cluster.pid(leader)
+        cluster.signal(leader, signal.SIGKILL)
+        wait_until(lambda: cluster.pid(leader) != pid)
+
+    survive(cluster, "leader", kill, new_owner=False)
+
+
+def test_an_owner_that_hangs_for_twenty_seconds_answers_nothing_when_it_goes_on(cluster: LocalClusterProcess) -> None:
+    def hang(owner: str) -> None:
+        epoch = cluster.status()["epoch"]
+        pid, began = cluster.pid(owner), time.monotonic()
+        cluster.signal(owner, signal.SIGSTOP)
+        try:
+            cluster.wait_for_owner(epoch + 1)
+            wait_until(lambda: time.monotonic() > began + 20)
+        finally:
+            cluster.signal(owner, signal.SIGCONT)
+        wait_until(lambda: "begins anew as a follower" in cluster.log(owner).rpartition("owns cell")[2])
+        assert cluster.pid(owner) == pid, "it is the same process"
+
+    survive(cluster, "hang", hang)
+
+
+def test_every_broker_serves_every_kind_of_peer(cluster: LocalClusterProcess) -> None:
+    cluster.wait_until_whole()
+    with BrokerClient(servers=cluster.servers) as client:
+        client.create_topic("doors")
+    for number in range(3):
+        said = converse(cluster.base_port + 10 + number, b'{"type":"produce","topic":"doors","value":"x"}\n')
+        assert json.loads(said)["ok"], said
+        for path in ("/ready", "/health", "/topics/doors"):
+            with urllib.request.urlopen(f"http://127.0.0.1:{cluster.base_port + 20 + number}{path}", timeout=20) as got:
+                assert got.status == 200
+        with BrokerClient(port=cluster.base_port + number) as client:
+            assert client.publish("doors", b"y").durability == "replicated"
+    listed = qb(cluster, "cluster", "status", "--json")
+    assert listed.returncode == 0, listed.stderr
+    status = json.loads(listed.stdout)
+    assert sorted(each["role"] for each in status["brokers"]) == ["follower", "follower", "owner"]
+    assert status["verdict"].startswith("3 of 3 NATS nodes")
+
+
+def test_sigterm_ends_all_processes(tmp_path: Path) -> None:
+    cluster = LocalClusterProcess(tmp_path, "--nodes", "1")
+    try:
+        assert cluster.banner.startswith("QB cluster"), (tmp_path / "cluster.err").read_text()
+        pids = cluster.pids()
+        assert len(pids) == 2
+        with BrokerClient(port=cluster.base_port) as client:
+            client.create_topic("kept")
+            client.publish("kept", b"x")
+        assert cluster.stop() == 0
+        wait_until(lambda: not any(map(is_running, pids)))
+    finally:
+        cluster.kill()

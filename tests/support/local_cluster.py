@@ -1,0 +1,154 @@
+"""A real cluster on this machine: `server.py cluster`, and harm done to its processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from qb.cli.cluster.cell_questions import ask
+from qb.clients.credentials import Credentials
+from qb.core.wire.addresses import parse_address
+from qb.core.wire.errors import BrokerError
+from tests.support.brokers import FIRST_PORT, ROOT
+from tests.support.waiting import wait_until
+
+PORTS = 60
+
+
+class LocalClusterProcess:
+    """Three brokers and three NATS servers, and the process that starts and ends them."""
+
+    def __init__(self, directory: Path, *flags: str) -> None:
+        self.directory = directory
+        self.base_port = free_base_port()
+        command = [sys.executable, str(ROOT / "server.py"), "cluster", "--data-dir", str(directory)]
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("QB_")}
+        self._errors = (directory / "cluster.err").open("ab")
+        self.process = subprocess.Popen(
+            [*command, "--base-port", str(self.base_port), *flags],
+            env=clean,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.banner = self.process.stdout.readline()
+
+    @property
+    def description(self) -> dict[str, Any]:
+        described: dict[str, Any] = json.loads((self.directory / "cluster.json").read_text())
+        return described
+
+    @property
+    def servers(self) -> list[str]:
+        return [f"127.0.0.1:{self.base_port + number}" for number in range(3)]
+
+    def log(self, name: str) -> str:
+        return (self.directory / f"{name}.log").read_text()
+
+    def pid(self, name: str) -> int:
+        return int(next(each["pid"] for each in self.description["processes"] if each["name"] == name))
+
+    def status(self) -> dict[str, Any]:
+        """Return what the broker says that knows the newest epoch."""
+        found: list[dict[str, Any]] = []
+        for server in self.servers:
+            try:
+                found.append(ask(parse_address(server), Credentials()))
+            except (OSError, BrokerError):
+                continue
+        return max(found, key=lambda each: (each["epoch"], each["owner"] is not None), default={"owner": None})
+
+    def owner(self) -> str:
+        """Return the name of the owner, once there is one."""
+        found: dict[str, Any] = {"owner": None}
+
+        def known() -> bool:
+            nonlocal found
+            found = self.status()
+            return found["owner"] is not None
+
+        wait_until(known)
+        return str(found["owner"])
+
+    def wait_for_owner(self, epoch: int) -> dict[str, Any]:
+        """Return the status when the cell has an owner with at least this epoch."""
+        found: dict[str, Any] = {}
+
+        def is_there() -> bool:
+            nonlocal found
+            found = self.status()
+            return found["owner"] is not None and found["epoch"] >= epoch
+
+        wait_until(is_there)
+        return found
+
+    def wait_until_whole(self) -> None:
+        """Return when all brokers follow closely, and NATS has three nodes that have everything."""
+
+        def whole() -> bool:
+            found = self.status()
+            return (
+                found["owner"] is not None
+                and len(found["brokers"]) == 3
+                and all(each["lag"] is not None and each["silent_for"] < 3 for each in found["brokers"])
+                and sum(each["current"] for each in found["journal"]["nodes"]) == 3
+            )
+
+        wait_until(whole, 45)
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        os.kill(self.pid(name), number)
+
+    def pids(self) -> list[int]:
+        return [int(each["pid"]) for each in self.description["processes"]]
+
+    def stop(self) -> int:
+        """End it in good order; returns its exit code."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        code = self.process.wait(50)
+        self._close()
+        return code
+
+    def kill(self) -> None:
+        """End all of it, however it is: the processes end with the one that started them."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(10)
+        self._close()
+
+    def _close(self) -> None:
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self._errors.close()
+
+
+def is_running(pid: int) -> bool:
+    """Say whether a process is there, and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def free_base_port() -> int:
+    """Return the first of 60 ports of which none is in use, among those that this worker has for itself."""
+    firsts = list(range(FIRST_PORT, FIRST_PORT + 2_000 - PORTS, PORTS))
+    random.shuffle(firsts)
+    return next(first for first in firsts if all(map(_is_free, range(first, first + PORTS))))
+
+
+def _is_free(port: int) -> bool:
+    try:
+        with socket.create_server(("127.0.0.1", port)):
+            return True
+    except OSError:
+        return False
