@@ -121,7 +121,7 @@ class ClusterLoad:
                             self._note(int(answer["partition"]), int(answer["offset"]), body)
                             self.ledger.by_relay += 1
             except OSError:
-                time.sleep(0.05)  # that broker is down, or the cell has no owner
+                self._stopping.wait(0.05)  # that broker is down, or the cell has no owner
 
     def _note(self, partition: int, offset: int, body: bytes) -> None:
         assert self.ledger.stored.setdefault((partition, offset), body) == body, f"offset {offset} was used twice"
@@ -144,7 +144,7 @@ class ClusterLoad:
                 for partition in range(PARTITIONS):
                     transaction.publish(self._staged, b"t%d" % number, partition=partition)
         except QBError:
-            time.sleep(0.05)
+            self._stopping.wait(0.05)
             return False
         return True
 

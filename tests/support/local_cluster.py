@@ -56,15 +56,19 @@ class LocalClusterProcess:
     def pid(self, name: str) -> int:
         return int(next(each["pid"] for each in self.description["processes"] if each["name"] == name))
 
-    def status(self) -> dict[str, Any]:
-        """Return what the broker says that knows the newest epoch."""
+    def answers(self) -> list[dict[str, Any]]:
+        """Return what each broker says that answers."""
         found: list[dict[str, Any]] = []
         for server in self.servers:
             try:
                 found.append(ask(parse_address(server), Credentials()))
             except (OSError, BrokerError):
                 continue
-        return max(found, key=lambda each: (each["epoch"], each["owner"] is not None), default={"owner": None})
+        return found
+
+    def status(self) -> dict[str, Any]:
+        """Return what the broker says that knows the newest epoch."""
+        return max(self.answers(), key=lambda each: (each["epoch"], each["owner"] is not None), default={"owner": None})
 
     def owner(self) -> str:
         """Return the name of the owner, once there is one."""
@@ -94,12 +98,15 @@ class LocalClusterProcess:
         """Return when all brokers follow closely, and NATS has three nodes that have everything."""
 
         def whole() -> bool:
-            found = self.status()
+            found = self.answers()
+            if len(found) < len(self.servers) or any(each["owner"] is None for each in found):
+                return False
+            pids = self.pids()
+            seen = [broker for each in found for broker in each["brokers"]]
             return (
-                found["owner"] is not None
-                and len(found["brokers"]) == 3
-                and all(each["lag"] is not None and each["silent_for"] < 3 for each in found["brokers"])
-                and sum(each["current"] for each in found["journal"]["nodes"]) == 3
+                all(broker["pid"] in pids and broker["lag"] is not None for broker in seen)
+                and len(seen) == len(found) ** 2
+                and all(node["current"] for each in found for node in each["journal"]["nodes"])
             )
 
         wait_until(whole, 45)
