@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.brokers import ROOT as PROJECT
 from tests.support.brokers import free_port
+from tests.support.local_cluster import LocalClusterProcess
 
 README = (PROJECT / "README.md").read_text()
 SERVE, PUBLISH, FOR_TRANSACTION, *_, HTTP, TEST = re.findall(r"^```sh\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
@@ -86,6 +87,25 @@ def test_the_first_screen_works_when_pasted(home: Path, port: int) -> None:
     consumer = CONSUMER.replace('["orders"])', f'["orders"], port={port})')
     assert "b'tea'" in run([".venv/bin/python", "-c", consumer], home)
     assert "b'tea'" not in run([".venv/bin/python", "-c", consumer], home), "what was handled is committed"
+
+
+@pytest.mark.cluster
+@pytest.mark.process
+def test_the_commands_for_three_machines_work_when_pasted(home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    section = README.partition("\n## Three machines\n")[2].partition("\n## ")[0]
+    start, use = re.findall(r"^```sh\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    program = start.strip().split(" && ")[-1].split()
+    assert program[:4] == [".venv/bin/qb-server", "cluster", "--nodes", "3"]
+    cluster = LocalClusterProcess(tmp_path_factory.mktemp("cluster"), program=[str(home / program[0]), "cluster"])
+    try:
+        for number in range(3):
+            use = use.replace(f"127.0.0.1:{9999 + number}", cluster.servers[number])
+        shown = run(["bash", "-euo", "pipefail", "-c", use], home)
+        assert "tea\ncoffee\n" in shown
+        assert "3 of 3 NATS nodes" in shown
+        assert cluster.stop() == 0
+    finally:
+        cluster.kill()
 
 
 @pytest.mark.process

@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,13 @@ PORTS = 60
 class LocalClusterProcess:
     """Three brokers and three NATS servers, and the process that starts and ends them."""
 
-    def __init__(self, directory: Path, *flags: str) -> None:
+    def __init__(self, directory: Path, *flags: str, program: Sequence[str] = ()) -> None:
+        """`program` starts it, if it is not the one of this checkout."""
         self.directory = directory
         self.base_port = free_base_port()
-        command = [sys.executable, str(ROOT / "server.py"), "cluster", "--data-dir", str(directory)]
+        command = [*(program or [sys.executable, str(ROOT / "server.py"), "cluster"]), "--data-dir", str(directory)]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("QB_")}
+        clean["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), clean.get("PATH", "")])  # nats-server is there
         self._errors = (directory / "cluster.err").open("ab")
         self.process = subprocess.Popen(
             [*command, "--base-port", str(self.base_port), *flags],
