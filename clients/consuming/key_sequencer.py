@@ -39,7 +39,7 @@ class KeySequencer:
         """Return which of these, just read, are to be handled now, and how many were dropped."""
         if messages and self._bars:
             self._lift_bars(messages[0].settled)
-        kept = [message for message in messages if not self._is_barred(message)]
+        kept = [message for message in messages if not self._is_barred(message)] if self._bars else messages
         dropped = len(messages) - len(kept)
         return (self._park(kept) if self._parking else kept), dropped
 
@@ -92,7 +92,7 @@ class KeySequencer:
                 bar.number = number if bar.number is None else bar.number
 
     def _is_barred(self, message: Message) -> bool:
-        key = message.key if self._bars else None
+        key = message.key
         bars = self._bars.get((message.partition, key), ()) if key is not None else ()
         return any(bar.stops(message) for bar in bars)
 
