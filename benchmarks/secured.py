@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from benchmarks.harness import (
@@ -24,6 +25,7 @@ from benchmarks.harness import (
     report_latency,
     report_rate,
     scratch,
+    significant,
     timed,
 )
 from qb import BrokerClient
@@ -73,16 +75,22 @@ def _users(directory: Path) -> str:
 
 def _compare(clients: dict[str, BrokerClient], options: BenchmarkOptions) -> None:
     rates: dict[str, list[float]] = {name: [] for name in clients}
-    bodies = [b"x" * SIZE] * options.scaled(100_000)
+    lone: dict[str, list[float]] = {name: [] for name in clients}
+    bodies = [b"x" * SIZE] * options.scaled(50_000)
     for client in clients.values():
         client.create_topic("t")
         client.publish_many("t", bodies[: len(bodies) // 10])
     for number in range(options.rounds):
         order = list(clients.items())
         for name, client in order if number % 2 else reversed(order):
-            rates[name].append(len(bodies) / timed(lambda client=client: client.publish_many("t", bodies)))  # type: ignore[misc]
+            rates[name].append(len(bodies) / timed(partial(client.publish_many, "t", bodies)))
+            lone[name].append(statistics.median([timed(partial(client.publish, "t", bodies[0])) for _ in range(100)]))
     for name, each in rates.items():
         report_rate(NAME, f"{name}/1KiB/publish_many/fsync-before-ack", SIZE, each)
+        ratio = median_ratio(lone[name], lone["plain"])
+        report(
+            NAME, f"{name}/1KiB/one-at-a-time", median_ms=[significant(each * 1e3) for each in lone[name]], ratio=ratio
+        )
     for name, target in (("tls", TLS_TARGET), ("users", USERS_TARGET)):
         ratio = median_ratio(rates[name], rates["plain"])
         judge(NAME, f"publish_many 1 KiB: {name} at least {target} of plain without users", ratio, ratio >= target)

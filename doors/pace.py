@@ -37,6 +37,11 @@ class Pace:
 
     # Bytes
 
+    @property
+    def is_free(self) -> bool:
+        """Is there no limit on the rate? Asked for each piece that is read or sent, so it costs next to nothing."""
+        return self._address.incoming is None and (self._user is None or self._user.incoming is None)
+
     def received(self, size: int) -> None:
         """So many bytes were read."""
         for bucket in self._incoming():

@@ -132,6 +132,9 @@ class Transport:
 
         def paced(data: memoryview) -> bool:
             nonlocal wants_more
+            if pace.is_free:
+                wants_more = take(data)
+                return wants_more
             pace.received(len(data))
             wants_more = take(data)
             return wants_more and not pace.seconds_to_read()
@@ -144,7 +147,7 @@ class Transport:
 
     async def _hold_reading(self, pace: Pace) -> None:
         """Return when the pace lets more be read, or the peer is given up. The peer's own time stands still."""
-        while not self.gone and (seconds := pace.seconds_to_read()) > 0:
+        while not (self.gone or pace.is_free) and (seconds := pace.seconds_to_read()) > 0:
             began = trio.current_time()
             with trio.move_on_after(seconds):
                 await self._changed.wait()
@@ -159,7 +162,7 @@ class Transport:
         """Send what the kernel takes now and queue the rest. To a peer that has gone, nothing is sent."""
         if self.gone:
             return
-        if self.pace is not None:
+        if self.pace is not None and not self.pace.is_free:
             self.pace.sent(sum(map(len, parts)))
             if self._is_ahead:
                 self._changed.set()  # send_queued() waits until it is not
@@ -247,7 +250,7 @@ class Transport:
     @property
     def _is_ahead(self) -> bool:
         """Has more been sent than the pace allows?"""
-        return self.pace is not None and self.pace.seconds_to_send() > 0
+        return self.pace is not None and not self.pace.is_free and self.pace.seconds_to_send() > 0
 
     def has_queued(self, limit: int) -> bool:
         """Say whether the peer should be given nothing more.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 import trio
 
+from qb import BrokerClient
 from qb.core.rights.users_file import hash_of, parse_user, write_users
 from qb.doors.http.requests.page_logins import MOST, SECONDS, PageLogins
 from tests.support.brokers import BrokerProcess, free_port
@@ -82,7 +85,7 @@ def page(tmp_path: Path, users_file: str) -> Iterator[tuple[Any, BrokerProcess, 
     with sync_api.sync_playwright() as driver:
         sync_api.expect.set_options(timeout=20_000)
         chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield chromium.new_page(), broker, port
+        yield chromium.new_context().new_page(), broker, port
         chromium.close()
     broker.kill()
 
@@ -109,3 +112,55 @@ def test_a_reader_logs_in_by_the_form_and_out_again(page: tuple[Any, BrokerProce
     tab.get_by_role("button", name="Log out ops").click()
     expect(form).to_be_visible()
     assert TOKEN not in broker.log
+
+
+class OtherSite(BaseHTTPRequestHandler):
+    """A page that is not ours, in the same browser."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<title>another site</title>")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.process
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium, as Debian's package installs it")
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])  # of another site, and of the same one at another port
+def test_a_page_of_another_site_can_use_the_login_of_a_reader_for_nothing(
+    page: tuple[Any, BrokerProcess, int], host: str
+) -> None:
+    from playwright.sync_api import expect
+
+    tab, broker, port = page
+    tab.goto(f"http://127.0.0.1:{port}/")
+    tab.get_by_label("Token").fill(TOKEN)
+    tab.get_by_role("button", name="Log in").click()
+    expect(tab.get_by_text("Connected", exact=True)).to_be_visible()
+    with HTTPServer(("127.0.0.1", 0), OtherSite) as server:
+        serving = Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            other = tab.context.new_page()
+            other.goto(f"http://{host}:{server.server_port}/")
+            asked = """async ([url, mode, method]) => {
+                try { const answer = await fetch(url, {mode, method, credentials: "include",
+                        body: method === "POST" ? '{"name":"stolen"}' : undefined});
+                    return answer.type === "opaque" ? "opaque" : await answer.text();
+                } catch (error) { return "refused"; } }"""
+            topics = f"http://127.0.0.1:{port}/topics"
+            assert other.evaluate(asked, [topics, "cors", "GET"]) == "refused"
+            for method in ("GET", "POST"):
+                assert other.evaluate(asked, [topics, "no-cors", method]) in ("opaque", "refused")
+            heard = """(url) => new Promise((done) => { const source = new EventSource(url, {withCredentials: true});
+                source.onopen = () => done("open"); source.onerror = () => done("refused"); })"""
+            assert other.evaluate(heard, f"http://127.0.0.1:{port}/topics/x/tail") == "refused"
+        finally:
+            server.shutdown()
+            serving.join()
+    with BrokerClient(port=broker.port, token=TOKEN) as client:
+        assert client.list_topics() == []
