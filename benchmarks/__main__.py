@@ -36,6 +36,7 @@ BENCHMARKS = (
     "pull",
     "secured",
     "journal",
+    "replicated",
     "spark",
 )
 

@@ -83,7 +83,7 @@ def _compare(options: BenchmarkOptions, servers: list[str]) -> None:
     for number in range(options.rounds):
         for figures, measured in (
             (ours, trio.run(_journal, options, servers, f"bench{number}")),
-            (theirs, asyncio.run(_nats_py(options, servers, f"peer{number}"))),
+            (theirs, asyncio.run(nats_py_figures(options, servers, f"peer{number}"))),
         ):
             figures["rates"].append(measured[0])
             figures["times"] += measured[1]
@@ -165,7 +165,8 @@ async def _append_all(journal: Journal, payload: bytes, count: int) -> None:
     await done.wait()
 
 
-async def _nats_py(options: BenchmarkOptions, servers: list[str], name: str) -> tuple[float, list[float]]:
+async def nats_py_figures(options: BenchmarkOptions, servers: list[str], name: str) -> tuple[float, list[float]]:
+    """Return the rate of nats-py with its window full, and the seconds of messages one at a time."""
     try:
         import nats
     except ImportError:
