@@ -33,7 +33,7 @@ from qb.storage.engine import Engine
 from qb.storage.faults import FIRST_DELAY, Faults
 
 _GENERATION = "groups/generation"
-_SAFETY = 1_000  # generations that a kill may have kept from being saved
+_SAFETY = 1_000  # generations that may be given out beyond the one that is stored; a start begins behind them
 MAX_COMMITS = 10_000  # partitions that one commit names: they are stored in one step
 GROUPS_AT_ONCE = 20  # whose deadlines are looked at between two checkpoints
 
@@ -58,6 +58,7 @@ class GroupManager:
         saved = engine.metadata.get(_GENERATION)
         counts = {name: topic.partitions for name, topic in engine.topics().items()}
         generation = saved.value + _SAFETY if saved else 0
+        self._stored_generation = saved.value if saved else -_SAFETY
         self._groups = GroupCoordinator(counts, generation, settings.max_group_members)
         self._faults = Faults()
         self._changed = trio.Event()
@@ -114,15 +115,17 @@ class GroupManager:
             rebalance_timeout=rebalance_timeout,
             simple=simple,
         )
-        return self._noted(standing)
+        return await self._noted(standing)
 
     async def sync(self, group: str, member: str, generation: int) -> MemberStanding:
         """The member has given up what it does not keep: grant it the rest. Raises UnknownMember, StaleGeneration."""
-        return self._noted(self._groups.sync(group, member, generation, trio.current_time()))
+        return await self._noted(self._groups.sync(group, member, generation, trio.current_time()))
 
     async def heartbeat(self, group: str, member: str, generation: int | None = None) -> MemberStanding:
         """The member is alive. Raises UnknownGroup, UnknownMember, StaleGeneration."""
-        return self._groups.heartbeat(group, member, trio.current_time(), generation)  # no deadline comes nearer
+        standing = self._groups.heartbeat(group, member, trio.current_time(), generation)  # no deadline comes nearer
+        await self._store_generation(standing.generation)
+        return standing
 
     async def leave(self, group: str, member: str) -> dict[str, Any]:
         """Remove the member and free its partitions. Raises UnknownGroup, UnknownMember."""
@@ -130,10 +133,20 @@ class GroupManager:
         self._changed.set()
         return {}
 
-    def _noted(self, standing: MemberStanding) -> MemberStanding:
-        self._engine.metadata.put_soon(_GENERATION, standing.generation)
+    async def _noted(self, standing: MemberStanding) -> MemberStanding:
         self._changed.set()
+        self._engine.metadata.put_soon(_GENERATION, standing.generation)
+        await self._store_generation(standing.generation)
         return standing
+
+    async def _store_generation(self, generation: int) -> None:
+        """Return when no start, and no other broker that takes over, can give a generation out again.
+
+        So a member of before is refused, whatever it holds by then: its generation is older than all that follow.
+        """
+        if generation > self._stored_generation + _SAFETY:
+            await self._engine.metadata.put(_GENERATION, generation)
+            self._stored_generation = max(self._stored_generation, generation)
 
     # Offsets
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 from isal.isal_zlib import crc32
 
+from qb.replication.engine.journal_positions import JournalPositions
 from qb.replication.journal.record_chain import ChainPoint
 from qb.storage.cut_back import ANEW, CHECKPOINT, CopyEnds
 from qb.storage.files import CannotOpen, replace_durably
@@ -18,6 +19,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     identity: str  # of the stream that it is a copy of
     point: ChainPoint = ChainPoint()  # the journal up to here is in the files
     ends: CopyEnds | None = None  # None: the copy is yet to begin
+    skip_to: int = 0  # changes of the metadata up to this position came with a snapshot
+    ranges: dict[str, list[tuple[int, int, int, int]]] = {}  # as in SnapshotHead, of logs that are yet to begin
+    positions: JournalPositions = msgspec.field(default_factory=JournalPositions)
 
 
 def write_checkpoint(data_dir: Path, checkpoint: Checkpoint) -> None:

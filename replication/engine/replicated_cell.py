@@ -7,15 +7,19 @@ from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 
+import msgspec
 import trio
 
 from qb.core.wire.clock import now_ms
+from qb.replication.engine.apply_queue import CopyFailed
 from qb.replication.engine.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from qb.replication.engine.checkpoint_files import CapturedEnds, DoomedFiles, LookAtMetadata, MetadataEnd
 from qb.replication.engine.follower import Follower
+from qb.replication.engine.journal_positions import JournalPositions
 from qb.replication.engine.replicated_engine import ReplicatedEngine
+from qb.replication.engine.snapshots import Snapshot, SnapshotSearch, SnapshotWork
 from qb.replication.journal.journal import Journal
-from qb.replication.journal.journal_store import Fenced, JournalError
+from qb.replication.journal.journal_store import Fenced, JournalError, JournalGap
 from qb.replication.journal.record_chain import ChainPoint
 from qb.storage.cut_back import ANEW, CopyEnds, cut_back, wipe
 from qb.storage.data_directory import prepare
@@ -24,9 +28,12 @@ from qb.storage.engine import Engine
 from qb.storage.files import CannotOpen, SyncFailed, make_directory
 from qb.storage.local_engine import EngineSettings
 from qb.storage.metadata.metadata_files import DIRECTORY, read_newest
+from qb.storage.metadata.metadata_records import encode_changes
 
 logger = logging.getLogger(__name__)
 CHECKPOINT_EVERY = 5.0  # seconds
+TRIM_EVERY = 30.0  # seconds
+TRIM_FROM = 10_000  # records that a trim must remove to be worth a snapshot
 LOOK_EVERY = 1.0  # seconds between two looks of an owner for a fence of another one
 
 
@@ -44,7 +51,8 @@ class ReplicatedCell:
     def __init__(self, journal: Journal, engine: ReplicatedEngine, checkpoint: Checkpoint) -> None:
         """Use open()."""
         self._journal, self._engine = journal, engine
-        self._follower = Follower(engine, checkpoint.point)
+        self._follower = Follower(engine, checkpoint.point, checkpoint.skip_to, checkpoint.ranges)
+        self._trimmed = 0  # what is before this position was trimmed by us
         self._stored = checkpoint  # the newest one on the disk
         self._storing = trio.Lock()
         self._is_owner = False
@@ -68,7 +76,7 @@ class ReplicatedCell:
             try:
                 checkpoint = _begun(data_dir, identity)
                 ends = _cut_back(data_dir, checkpoint)
-                engine = ReplicatedEngine(settings, clock, lock, ends)
+                engine = ReplicatedEngine(settings, clock, lock, ends, checkpoint.positions)
             except BaseException:
                 lock.close()
                 raise
@@ -77,6 +85,7 @@ class ReplicatedCell:
             raise
         except OSError as error:
             raise CannotOpen(f"{data_dir} cannot be opened: {error}") from error
+        engine.applied = checkpoint.point.position
         return cls(journal, engine, checkpoint)
 
     # What is known
@@ -120,6 +129,7 @@ class ReplicatedCell:
             nursery.start_soon(self._store_checkpoints)
             nursery.start_soon(self._notice_failures)
             nursery.start_soon(self._look_for_fences)
+            nursery.start_soon(self._trim_forever)
 
     async def follow(self) -> None:
         """Apply entries as they come, until cancelled.
@@ -144,6 +154,7 @@ class ReplicatedCell:
 
     async def _apply_until(self, done: Callable[[], bool]) -> None:
         """Apply what comes until something holds, or this disk fails."""
+        await self._begin_behind_a_trim()
         async with aclosing(self._journal.follow(self._follower.point)) as following:
             async for entries in following:
                 await self._follower.apply(entries)
@@ -167,8 +178,65 @@ class ReplicatedCell:
         return self._engine
 
     async def _catch_up(self) -> None:
+        await self._begin_behind_a_trim()
         while entries := await self._journal.read(self._follower.point):
             await self._follower.apply(entries)
+
+    async def _begin_behind_a_trim(self) -> None:
+        """If the journal was trimmed behind our point, begin with its snapshot.
+
+        Raises JournalGap if this copy has something already: a start takes it anew then.
+        """
+        try:
+            await self._journal.read(self._follower.point, 1)
+        except JournalGap:
+            snapshot = await self._find_snapshot()
+            if self._follower.point.position:
+                await self._begin_anew()
+                raise
+            await self._follower.begin(snapshot)
+
+    async def _begin_anew(self) -> None:
+        """Let the next start take the copy anew."""
+        async with self._storing:
+            self._engine.queue.end(CopyFailed("the copy is behind what was trimmed, and is taken anew"))
+            anew = Checkpoint(identity=self._stored.identity)
+            await trio.to_thread.run_sync(write_checkpoint, self._engine.data_dir, anew)
+
+    async def _find_snapshot(self) -> Snapshot:
+        search = SnapshotSearch()
+        async with aclosing(self._journal.follow_stored()) as following:
+            async for records in following:
+                if found := search.take(records):
+                    return found
+        raise AssertionError("it follows for ever")
+
+    async def _trim_forever(self) -> None:
+        while True:
+            await trio.sleep(TRIM_EVERY)
+            if self._is_owner and not self.lost.is_set():
+                try:
+                    await self.trim(TRIM_FROM)
+                except (JournalError, OSError, trio.TooSlowError) as error:
+                    logger.warning("the journal could not be trimmed, and that is tried again: %s", error)
+
+    async def trim(self, least: int = 1) -> int:
+        """As the owner, let the journal forget what no reader needs, if that is at least so many records.
+
+        A snapshot is committed first. Returns the position before which everything is gone; 0: nothing new.
+        """
+        trim = self._engine.trim_point(self.applied)
+        if trim is None or trim.position - self._trimmed < least:
+            return 0
+        head, entries = self._engine.snapshot(trim)
+        body = await trio.to_thread.run_sync(encode_changes, entries.items())
+        committed = trio.Event()
+        self._engine.committer.submit(SnapshotWork(head, body), lambda result: committed.set())
+        await committed.wait()
+        await self._journal.trim(trim.position)
+        self._trimmed = trim.position
+        self._engine.positions.note_trim(trim.position)
+        return trim.position
 
     async def release(self) -> None:
         """End a tenure or a life as a follower in good order: all that was taken is applied, a checkpoint is written.
@@ -231,18 +299,29 @@ class ReplicatedCell:
             point, queue, engine = self.point, self._engine.queue, self._engine
             if point.position == self._stored.point.position or queue.failure is not None:
                 return
+            ranges = dict(self._follower.ranges)
             captured: list[tuple[CapturedEnds, DoomedFiles]] = []
+            positions: list[JournalPositions] = []
             done = trio.Event()
 
             def look(metadata: MetadataEnd) -> None:
                 captured.append((engine.capture(metadata), engine.checkpoint_files.doomed(engine.metadata_log)))
+                engine.positions.note_point(point)
+                positions.append(msgspec.convert(msgspec.to_builtins(engine.positions), JournalPositions))
                 done.set()
 
             queue.put(LookAtMetadata(engine.metadata_log), look)
             if not await queue.reached(done):
                 return
             ends, doomed = captured[0]
-            checkpoint = Checkpoint(identity=self._stored.identity, point=point, ends=ends.ends)
+            checkpoint = Checkpoint(
+                identity=self._stored.identity,
+                point=point,
+                ends=ends.ends,
+                skip_to=self._follower.skip_to,
+                ranges=ranges,
+                positions=positions[0],
+            )
             await trio.to_thread.run_sync(ends.store, engine.data_dir, checkpoint)
             self._stored = checkpoint
             queue.put(engine.checkpoint_files.stored(ends, doomed), _nothing)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import trio
 
 from qb.replication.engine.payloads import encode_batch, encode_metadata, encode_stage
+from qb.replication.engine.snapshots import SnapshotWork
 from qb.replication.journal.journal import Journal
 from qb.replication.journal.journal_store import JournalError
 from qb.storage.commit.batch_commit import BatchCommit
@@ -27,7 +28,7 @@ class Copy(Protocol):
     """The copy on this disk."""
 
     def uid_of(self, topic: str) -> int: ...
-    def apply(self, work: Work, finished: Callable[[Any], None]) -> None: ...
+    def apply(self, work: Work, finished: Callable[[Any], None], position: int) -> None: ...
 
 
 class ReplicatedCommitter:
@@ -66,6 +67,8 @@ class ReplicatedCommitter:
             return encode_batch(self._copy.uid_of(topic), partition, work.batch, work.ranges)
         if isinstance(work, MetadataCommit):
             return encode_metadata(work.body)
+        if isinstance(work, SnapshotWork):
+            return work.encode()
         assert isinstance(work, StageWrite)
         return encode_stage(work.stage_id, work.first, work.append_ms, work.pieces)
 
@@ -74,7 +77,7 @@ class ReplicatedCommitter:
             self.lose(outcome)
         elif not self.lost.is_set():
             with self._completions:
-                self._copy.apply(work, partial(self._done, finished))
+                self._copy.apply(work, partial(self._done, finished), outcome)
 
     def _done(self, finished: Callable[[Any], None], result: Any) -> None:
         if self.lost.is_set():

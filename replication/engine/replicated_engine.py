@@ -16,8 +16,11 @@ from qb.core.wire.errors import ShuttingDown, TopicExists, UnknownTopic
 from qb.replication.engine.apply_queue import ApplyQueue
 from qb.replication.engine.cell_changes import TOPIC, CellChanges, cell_changes
 from qb.replication.engine.checkpoint_files import CapturedEnds, CheckpointFiles, MetadataEnd
+from qb.replication.engine.journal_positions import JournalPositions
 from qb.replication.engine.replicated_committer import ReplicatedCommitter
+from qb.replication.engine.snapshots import SnapshotHead
 from qb.replication.journal.journal_store import JournalError
+from qb.replication.journal.record_chain import ChainPoint
 from qb.storage import maintenance as background
 from qb.storage.commit.batch_commit import BatchCommit
 from qb.storage.commit.committer import Committer, Work
@@ -31,6 +34,7 @@ from qb.storage.log.log_extents import LogExtents, key_of
 from qb.storage.log.log_recovery import RecoveredLog, recover
 from qb.storage.log.partition_log import LocalLog
 from qb.storage.metadata.metadata_log import MetadataLog
+from qb.storage.metadata.metadata_records import Entries
 from qb.storage.metadata.metadata_recovery import RecoveredMetadata, recover_metadata
 from qb.storage.metadata.metadata_store import MetadataCommit
 from qb.storage.stages.stage_store import NOTED, LocalStage, NotedStage, new_stage_id
@@ -80,9 +84,11 @@ class ReplicatedEngine(LocalEngine):
         clock: Callable[[], int],
         lock: DirectoryLock,
         ends: CopyEnds,
+        positions: JournalPositions,
     ) -> None:
         """Go on where the ends say, to which all files were cut back. recover() comes next."""
         self._copy_ends = ends
+        self.positions, self.applied = positions, 0
         self._by_uid: dict[int, str] = {}
         self._retired: dict[str, OpenTopic] = {}  # topics whose deletion is under way
         self.checkpoint_files = CheckpointFiles(Path(settings.data_dir), ends)
@@ -126,21 +132,38 @@ class ReplicatedEngine(LocalEngine):
 
     # Applying what is committed
 
-    def apply(self, work: Work, finished: Callable[[Any], None]) -> None:
-        """Have a committed work done on this disk, behind all before it."""
+    def apply(self, work: Work, finished: Callable[[Any], None], position: int) -> None:
+        """Have a work done on this disk, behind all before it, that is committed at a position of the journal."""
         if isinstance(work, MetadataCommit):
-            self._apply_changes(work, finished)
-        else:
-            self.queue.put(work, finished, is_short=isinstance(work, BatchCommit) and work.is_short)
+            self._apply_changes(work, finished, position)
+            return
 
-    def _apply_changes(self, work: MetadataCommit, finished: Callable[[Any], None]) -> None:
+        def done(result: Any) -> None:
+            self.applied = position
+            if isinstance(work, BatchCommit):
+                self._note_batch(work, position)
+            finished(result)
+
+        self.queue.put(work, done, is_short=isinstance(work, BatchCommit) and work.is_short)
+
+    def _note_batch(self, work: BatchCommit, position: int) -> None:
+        key = self._position_key(*work.where)
+        if key is not None:
+            self.positions.note_batch(key, work.batch.first_offset, position, starts_segment=work.starts_segment)
+
+    def _position_key(self, name: str, partition: int) -> str | None:
+        topic = self._topics.get(name)
+        return f"{topic.number:016x}/{partition}" if topic is not None else None
+
+    def _apply_changes(self, work: MetadataCommit, finished: Callable[[Any], None], position: int) -> None:
         topics = self._topics | {name: kept.topic for name, kept in self._retired.items()}
         plan = cell_changes(work.changes, topics, self._stages.known)
         is_short = plan.are_short and work.log.is_short(work.body)
 
         def done(result: tuple[MadeFiles, float]) -> None:
             made, seconds = result
-            self._take_in_files(plan, made)
+            self.applied = position
+            self._take_in_files(plan, made, position)
             finished(seconds)
 
         self.queue.put(AppliedChanges(work, partial(self._make_files, plan)), done, is_short=is_short)
@@ -163,7 +186,7 @@ class ReplicatedEngine(LocalEngine):
         paths = [self._directories.partition(topic.topic, number) for number in range(first, topic.partitions)]
         return [recover(self._files, path) for path in paths]
 
-    def _take_in_files(self, plan: CellChanges, made: MadeFiles) -> None:
+    def _take_in_files(self, plan: CellChanges, made: MadeFiles, position: int) -> None:
         for topic, hidden in zip(plan.removed, made.hidden, strict=True):
             self._forget_topic(topic, hidden)
         for topic, parts in made.created:
@@ -172,13 +195,16 @@ class ReplicatedEngine(LocalEngine):
             self._grow_kept(topic, parts)
         for stage in made.begun:
             self._stages.known[stage.stage_id] = stage
+            self.positions.stages[stage.stage_id] = position
         for stage_id in plan.ended:
             self._stages.known.pop(stage_id, None)
+            self.positions.stages.pop(stage_id, None)
             self.checkpoint_files.doom_stage(stage_id)
         for name, partition, first_offset in plan.dropped:
             kept = self._kept.get(name)
             if kept is not None and partition < len(kept.logs):
                 self.checkpoint_files.doom(kept.logs[partition].drop_before(first_offset))
+                self.positions.note_drop(f"{kept.topic.number:016x}/{partition}", first_offset)
 
     def _keep(self, topic: Topic, parts: list[RecoveredLog]) -> None:
         super()._keep(topic, parts)
@@ -188,6 +214,7 @@ class ReplicatedEngine(LocalEngine):
         for log in self._retired.pop(topic.topic).logs:
             log.forget()
         self._by_uid.pop(topic.number, None)
+        self.positions.forget_topic(f"{topic.number:016x}")
         self.checkpoint_files.doom_topic(self._directories.partition(topic.topic, 0).parent, hidden)
 
     def _grow_kept(self, topic: Topic, parts: list[RecoveredLog]) -> None:
@@ -217,12 +244,12 @@ class ReplicatedEngine(LocalEngine):
         """Return a stage."""
         return self._stages.known.get(stage_id)
 
-    async def replay_changes(self, body: bytes) -> None:
+    async def replay_changes(self, body: bytes, position: int) -> None:
         """Apply a record of changes; nothing of the metadata may be under way. Raises BadRecord."""
         work, finished = self._metadata.replay(body)
         for topic in cell_changes(work.changes, self._topics, self._stages.known).removed:
             await self.retire(topic.topic)
-        self.apply(work, finished)
+        self.apply(work, finished, position)
 
     # Checkpoints
 
@@ -238,6 +265,22 @@ class ReplicatedEngine(LocalEngine):
     @property
     def data_dir(self) -> Path:
         return Path(self._settings.data_dir)
+
+    # Snapshots
+
+    def snapshot(self, trim: ChainPoint) -> tuple[SnapshotHead, Entries]:
+        """Return what a reader must know that begins at a point, and the metadata, to be encoded."""
+        ranges: dict[str, list[tuple[int, int, int, int]]] = {}
+        for topic, log in self._logs():
+            if found := [(each.producer_id, each.first_number, each.first_offset, each.count) for each in log.ranges()]:
+                ranges[f"{topic.number:016x}/{log.partition}"] = found
+        return SnapshotHead(trim=trim, applied=self.applied, ranges=ranges), self._metadata.entries()
+
+    def trim_point(self, end: int) -> ChainPoint | None:
+        """Return up to where the journal is not needed any more; nothing behind `end` is known."""
+        with_messages = [(topic, log) for topic, log in self._logs() if log.durable_offset > log.first_offset]
+        firsts = {f"{topic.number:016x}/{log.partition}": log.first_offset for topic, log in with_messages}
+        return self.positions.trim_point(self.positions.needed(firsts, end))
 
     # Owning: every change is a record of the journal first, and applied when that is committed
 

@@ -160,6 +160,12 @@ class Journal:
                 if entries := reader.take(records):
                     yield entries
 
+    async def follow_stored(self) -> AsyncGenerator[Sequence[StoredRecord], None]:
+        """Yield what is stored, valid or not, from the first record that is kept on, for ever."""
+        async with aclosing(self._store.follow(1)) as following:
+            async for records in following:
+                yield records
+
     async def trim(self, before: int) -> None:
         """Remove the records below a position: only what a journalled drop or a snapshot has made superfluous."""
         await self._store.trim(before)

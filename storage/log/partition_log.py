@@ -13,7 +13,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import trio
 
@@ -24,6 +24,7 @@ from qb.storage.commit.completions import Watchers
 from qb.storage.commit.pending_runs import PendingRuns, WaitingRun, answer
 from qb.storage.commit.writer_threads import WorkerSlot, result_of
 from qb.storage.engine import AppendRun, Done, LogState, ProducerRange, StoredChunk
+from qb.storage.files import OpenFiles
 from qb.storage.log.log_context import HOUR_MS, LogContext, TopicHealth
 from qb.storage.log.log_extents import LogExtent, dropped_segments
 from qb.storage.log.log_recovery import RecoveredLog, prove_again
@@ -48,6 +49,22 @@ class PendingBatch:
     def __init__(self, waiting: list[WaitingRun], commit: BatchCommit) -> None:
         self.waiting, self.commit = waiting, commit
         self.slot: WorkerSlot | None = None  # where its writer has it, once that is known
+
+
+class NewBeginning(NamedTuple):
+    """A segment that begins a log whose older messages are needed no more."""
+
+    files: OpenFiles
+    empty: Segment  # the one that the log has
+    first_offset: int
+    created_ms: int
+    ranges: Sequence[ProducerRange]
+
+    def carry_out(self) -> Segment:
+        """Make it, and delete the empty one. Blocks. Raises OSError."""
+        made = Segment.create(self.files, self.empty.directory, self.first_offset, self.created_ms, self.ranges)
+        self.empty.delete()
+        return made
 
 
 class LocalLog:
@@ -384,6 +401,19 @@ class LocalLog:
         self._writing.append(pending)
         self._next_offset, self._last_ms = batch.next_offset, batch.append_ms
         return pending.commit, partial(self._committed, pending)
+
+    def begin_at(
+        self, first_offset: int, created_ms: int, ranges: Sequence[ProducerRange]
+    ) -> tuple[NewBeginning, Callable[[Any], None]]:
+        """Return the work by which an empty log begins with an offset, and what takes its result."""
+        assert not self._next_offset
+        beginning = NewBeginning(self._shared.files, self._segments[-1], first_offset, created_ms, ranges)
+        return beginning, partial(self._began, ranges)
+
+    def _began(self, ranges: Sequence[ProducerRange], segment: Segment) -> None:
+        self._segments = [segment]
+        self._next_offset = self._durable_offset = self._end_offset = segment.base_offset
+        self._producer_ranges.add(ranges)
 
     def first_after(self, count: int) -> int:
         """Return where the log begins when its `count` oldest closed segments are dropped."""

@@ -88,6 +88,10 @@ class MetadataStore:
     def under(self, prefix: str) -> Mapping[str, MetadataEntry]:
         return {key: _decoded(self._entries[key]) for key in sorted(self._entries) if key.startswith(prefix)}
 
+    def entries(self) -> Entries:
+        """Return all that is durable, as it is stored."""
+        return dict(self._entries)
+
     # Writing
 
     async def put(self, key: str, value: Any, *, expected: int | None = None) -> int:

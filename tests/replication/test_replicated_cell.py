@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 import trio
 
+from qb.core.groups.group_manager import GroupManager
+from qb.core.settings import ServerSettings
 from qb.core.wire.errors import UnknownTopic
-from qb.replication.journal.journal_store import Fenced
+from qb.core.wire.frames import MessageType, encode_frame
+from qb.replication.journal.journal_store import Fenced, JournalLost
 from qb.replication.journal.memory_store import MemoryStore, MemoryStream
 from qb.replication.journal.trio_timers import TrioTimers
 from qb.storage.engine import Engine, Topic
 from qb.storage.files import CannotOpen
 from qb.storage.local_engine import LocalEngine
-from tests.support.cells import Cells, answers, caught_up, proved
-from tests.support.stores import give, store
+from qb.storage.log.segment import Segment
+from tests.support.cells import CellNode, Cells, answers, caught_up, proved
+from tests.support.stores import Receipt, frames, give, store
+
+
+def stage_frame(stage_id: str, bodies: list[bytes]) -> bytes:
+    properties = {"stage": stage_id, "topic": "t", "partition": "0"}
+    return encode_frame(MessageType.STAGE, 0, 0, properties, b"".join(frames(0, bodies)))
 
 
 @pytest.fixture
@@ -119,3 +129,109 @@ async def test_a_topic_made_again_under_the_same_name_is_another_one(cells: Cell
         await store(engine.log("t", 0), b"new")
         await caught_up(second, first.cell.applied)
         assert await answers(second.cell._engine) == await answers(engine)
+
+
+async def test_a_generation_that_a_killed_owner_gave_out_is_never_given_out_again(cells: Cells) -> None:
+    first, second = await cells.node("a"), await cells.node("b")
+    async with cells.owner(first) as engine:
+        await engine.create_topic(Topic(topic="t"))
+        old = await GroupManager(engine, ServerSettings()).join("g", "m", ["t"])
+        first.cell.abandon(RuntimeError("killed"))
+    await first.kill()
+    async with cells.owner(second) as engine:
+        new = await GroupManager(engine, ServerSettings()).join("g", "m", ["t"])
+        assert new.generation > old.generation
+
+
+async def test_retention_drops_the_same_messages_everywhere_though_copies_have_other_segments(cells: Cells) -> None:
+    first, second = await cells.node("a", segment_bytes=1_000), await cells.node("b", segment_bytes=5_000)
+    async with cells.owner(first) as engine:
+        await engine.create_topic(Topic(topic="t"))
+        log = engine.log("t", 0)
+        for number in range(20):
+            await store(log, b"%d" % number + b"x" * 400)
+        await first.cell._engine._drop(log, 3)  # type: ignore[arg-type]
+        assert log.first_offset > 0
+        await caught_up(second, first.cell.applied)
+        assert await answers(second.cell._engine) == await answers(engine)
+    for node in (first, second):
+        await node.cell.release()
+        await node.kill()
+        proved(node.directory)
+        await node_again(cells, node, log.first_offset)
+
+
+async def node_again(cells: Cells, node: CellNode, first_offset: int) -> None:
+    """Open a directory again; its log begins where it did."""
+    again = await cells.node(node.directory.name)
+    assert again.cell._engine.log("t", 0).first_offset == first_offset
+
+
+async def test_frames_of_a_stage_are_copied_and_end_with_it(cells: Cells) -> None:
+    first, second = await cells.node("a"), await cells.node("b")
+    async with cells.owner(first) as engine:
+        stage = await engine.begin_stage("tx", None)
+        receipt = Receipt()
+        stage.append(stage_frame(stage.stage_id, [b"one", b"two"]), ("t", 0), 2, receipt)
+        await receipt.wait()
+        await caught_up(second, first.cell.applied)
+        assert await answers(second.cell._engine) == await answers(engine)
+        await second.cell.release()
+        await engine.delete_stages([stage.stage_id])
+        await caught_up(second, first.cell.applied)
+        assert second.cell._engine.stages() == engine.stages() == {}
+        await second.kill()
+        again = await cells.node("b")
+        assert list(again.cell._engine.stages()) == [stage.stage_id], "it is there at the checkpoint"
+        await caught_up(again, first.cell.applied)
+        assert again.cell._engine.stages() == {}
+
+
+async def test_a_hot_takeover_opens_no_log_anew(cells: Cells) -> None:
+    first, second = await cells.node("a"), await cells.node("b")
+    async with cells.owner(first) as engine:
+        await write_everything(engine)
+        await caught_up(second, first.cell.applied)
+    log = second.cell._engine.log("t", 0)
+    await first.kill()
+    async with cells.owner(second) as engine:
+        assert engine.log("t", 0) is log
+
+
+async def test_a_journal_that_has_lost_what_a_copy_has_is_refused(nursery: trio.Nursery, tmp_path: Path) -> None:
+    timers, streams = TrioTimers(), [MemoryStream()]
+    nursery.start_soon(timers.run)
+    cells = Cells(nursery, tmp_path, lambda: MemoryStore(streams[0], timers), timers)
+    node = await cells.node("a")
+    async with cells.owner(node) as engine:
+        await write_everything(engine)
+    await node.cell.release()
+    await node.kill()
+    streams[0] = MemoryStream()
+    for number in range(100):
+        streams[0].add(b"another record %d" % number)
+    again = await cells.node("a")
+    with pytest.raises(JournalLost):
+        await again.cell.follow()
+    with pytest.raises(JournalLost):
+        await again.cell.take_over()
+
+
+async def test_a_disk_that_fails_behind_a_committed_record_ends_the_tenure_and_another_broker_goes_on(
+    cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = await cells.node("a"), await cells.node("b")
+    async with cells.owner(first) as engine:
+        await engine.create_topic(Topic(topic="t"))
+        with monkeypatch.context() as failing:
+            failing.setattr(Segment, "write", full_disk)
+            receipt = give(engine.log("t", 0), [b"committed, and not on this disk"])
+            await first.cell.lost.wait()
+        assert receipt.calls == [], "its outcome is known to the next owner only"
+    await first.kill()
+    async with cells.owner(second) as engine:
+        assert engine.log("t", 0).end_offset == 1
+
+
+def full_disk(*_: object, **__: object) -> float:
+    raise OSError(errno.ENOSPC, "no room")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import Awaitable, Callable
 from random import Random
 
@@ -24,7 +25,7 @@ class CellAdversary:
     async def disturb(self, brokers: trio.Nursery, times: int) -> None:
         """Disturb so many times: an owner that is cut off and one that is killed at least."""
         acts: list[Callable[[trio.Nursery], Awaitable[None]]] = [self._cut_off, self._kill_owner]
-        more = (self._kill_owner, self._kill_follower, self._move, self._cut, self._fault)
+        more = (self._kill_owner, self._kill_follower, self._replace_follower, self._move, self._cut, self._fault)
         acts += self._chance.choices(more, k=times - 2)
         self._chance.shuffle(acts)
         for act in acts:
@@ -66,6 +67,13 @@ class CellAdversary:
     async def _kill_follower(self, brokers: trio.Nursery) -> None:
         await self._world.kill_member(self._other(), power=self._chance.random() < 0.7)
         await trio.sleep(self._chance.random())
+
+    async def _replace_follower(self, brokers: trio.Nursery) -> None:
+        """A follower comes back with an empty disk."""
+        member = self._other()
+        await self._world.kill_member(member, power=True)
+        self._world.note(f"{member.name} has an empty disk")
+        shutil.rmtree(member.settings.storage.data_dir)
 
     async def _cut_off(self, brokers: trio.Nursery) -> None:
         """The owner does not reach the journal, another one takes over, and then the owner reaches it again."""
