@@ -20,7 +20,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     point: ChainPoint = ChainPoint()  # the journal up to here is in the files
     ends: CopyEnds | None = None  # None: the copy is yet to begin
     skip_to: int = 0  # changes of the metadata up to this position came with a snapshot
-    ranges: dict[str, list[tuple[int, int, int, int]]] = {}  # as in SnapshotHead, of logs that are yet to begin
+    ranges: dict[str, list[tuple[int, int, int, int]]] = {}  # as in TrimHead, of logs that are yet to begin
     positions: JournalPositions = msgspec.field(default_factory=JournalPositions)
 
 

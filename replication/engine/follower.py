@@ -13,7 +13,7 @@ from qb.replication.engine.payloads import (
     decode_payload,
 )
 from qb.replication.engine.replicated_engine import ReplicatedEngine
-from qb.replication.engine.snapshots import Snapshot, ranges_before
+from qb.replication.engine.snapshots import TrimSnapshot, ranges_before
 from qb.replication.journal.journal import JournalEntry
 from qb.replication.journal.journal_store import JournalError
 from qb.replication.journal.record_chain import ChainPoint
@@ -54,7 +54,7 @@ class Follower:
             self.point = entry.point
         await trio.lowlevel.checkpoint()
 
-    async def begin(self, snapshot: Snapshot) -> None:
+    async def begin(self, snapshot: TrimSnapshot) -> None:
         """Begin an empty copy with a snapshot."""
         await self._engine.replay_changes(snapshot.body, snapshot.head.applied)
         await self._queue.drained()

@@ -17,7 +17,7 @@ from qb.replication.engine.checkpoint_files import CapturedEnds, DoomedFiles, Lo
 from qb.replication.engine.follower import Follower
 from qb.replication.engine.journal_positions import JournalPositions
 from qb.replication.engine.replicated_engine import ReplicatedEngine
-from qb.replication.engine.snapshots import Snapshot, SnapshotSearch, SnapshotWork
+from qb.replication.engine.snapshots import SnapshotSearch, SnapshotWork, TrimSnapshot
 from qb.replication.journal.journal import Journal
 from qb.replication.journal.journal_store import Fenced, JournalError, JournalGap
 from qb.replication.journal.record_chain import ChainPoint
@@ -203,7 +203,7 @@ class ReplicatedCell:
             anew = Checkpoint(identity=self._stored.identity)
             await trio.to_thread.run_sync(write_checkpoint, self._engine.data_dir, anew)
 
-    async def _find_snapshot(self) -> Snapshot:
+    async def _find_snapshot(self) -> TrimSnapshot:
         search = SnapshotSearch()
         async with aclosing(self._journal.follow_stored()) as following:
             async for records in following:

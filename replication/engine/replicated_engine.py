@@ -18,7 +18,7 @@ from qb.replication.engine.cell_changes import TOPIC, CellChanges, cell_changes
 from qb.replication.engine.checkpoint_files import CapturedEnds, CheckpointFiles, MetadataEnd
 from qb.replication.engine.journal_positions import JournalPositions
 from qb.replication.engine.replicated_committer import ReplicatedCommitter
-from qb.replication.engine.snapshots import SnapshotHead
+from qb.replication.engine.snapshots import TrimHead
 from qb.replication.journal.journal_store import JournalError
 from qb.replication.journal.record_chain import ChainPoint
 from qb.storage import maintenance as background
@@ -268,13 +268,13 @@ class ReplicatedEngine(LocalEngine):
 
     # Snapshots
 
-    def snapshot(self, trim: ChainPoint) -> tuple[SnapshotHead, Entries]:
+    def snapshot(self, trim: ChainPoint) -> tuple[TrimHead, Entries]:
         """Return what a reader must know that begins at a point, and the metadata, to be encoded."""
         ranges: dict[str, list[tuple[int, int, int, int]]] = {}
         for topic, log in self._logs():
             if found := [(each.producer_id, each.first_number, each.first_offset, each.count) for each in log.ranges()]:
                 ranges[f"{topic.number:016x}/{log.partition}"] = found
-        return SnapshotHead(trim=trim, applied=self.applied, ranges=ranges), self._metadata.entries()
+        return TrimHead(trim=trim, applied=self.applied, ranges=ranges), self._metadata.entries()
 
     def trim_point(self, end: int) -> ChainPoint | None:
         """Return up to where the journal is not needed any more; nothing behind `end` is known."""

@@ -16,7 +16,7 @@ from qb.replication.journal.record_chain import ChainPoint
 from qb.storage.engine import ProducerRange
 
 
-class SnapshotHead(msgspec.Struct, frozen=True, kw_only=True):
+class TrimHead(msgspec.Struct, frozen=True, kw_only=True):
     """What stands in a snapshot beside the metadata."""
 
     trim: ChainPoint  # nothing before it is needed; the record there is kept, for readers to compare
@@ -24,10 +24,10 @@ class SnapshotHead(msgspec.Struct, frozen=True, kw_only=True):
     ranges: dict[str, list[tuple[int, int, int, int]]]  # what each log remembers of its producers
 
 
-class Snapshot(NamedTuple):
+class TrimSnapshot(NamedTuple):
     """A snapshot as it was found."""
 
-    head: SnapshotHead
+    head: TrimHead
     body: bytes  # all metadata, as changes
 
 
@@ -41,7 +41,7 @@ def ranges_before(ranges: Iterable[tuple[int, int, int, int]], offset: int) -> l
 class SnapshotWork(NamedTuple):
     """What an owner hands to its committer; on the disk nothing changes."""
 
-    head: SnapshotHead
+    head: TrimHead
     body: bytes
 
     def carry_out(self) -> None:
@@ -63,7 +63,7 @@ class SnapshotSearch:
         self._reader: EntryReader | None = None
         self._start = ChainPoint()
 
-    def take(self, records: Sequence[StoredRecord]) -> Snapshot | None:
+    def take(self, records: Sequence[StoredRecord]) -> TrimSnapshot | None:
         """Take what comes next, from the first record that is kept on. Raises JournalGap."""
         if records and self._reader is None:
             self._begin(records[0])
@@ -79,13 +79,13 @@ class SnapshotSearch:
         self._start = ChainPoint(position=at, tail=tail, valid=at, epoch=epoch, writer=writer)
         self._reader = EntryReader(self._start)
 
-    def _found(self, data: bytes) -> Snapshot | None:
+    def _found(self, data: bytes) -> TrimSnapshot | None:
         try:
             payload = decode_payload(data)
         except UnknownPayload:
             return None
         if not isinstance(payload, SnapshotPayload):
             return None
-        head = msgspec.json.decode(payload.head, type=SnapshotHead)
+        head = msgspec.json.decode(payload.head, type=TrimHead)
         same = (head.trim.position, head.trim.tail) == (self._start.position, self._start.tail)
-        return Snapshot(head, payload.body) if same else None
+        return TrimSnapshot(head, payload.body) if same else None
