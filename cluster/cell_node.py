@@ -161,7 +161,7 @@ class CellNode:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cancel_when_stopped, nursery.cancel_scope)
             nursery.start_soon(self._follow, cell)
-            nursery.start_soon(watch_owner, self._keeper)
+            nursery.start_soon(watch_owner, self._keeper, self.view.gone)
             nursery.start_soon(self._look_when_owner_changes)
             fast = self._settings.cluster.fast_takeover
             await self._keeper.claim(partial(owner_refuses, self._keeper) if fast else None)

@@ -95,6 +95,10 @@ class CellView:
         """The highest epoch that is known."""
         return self._members.epoch()
 
+    def gone(self, cluster_address: str) -> None:
+        """The process with this cluster port has ended."""
+        self._members.gone(trio.current_time(), cluster_address)
+
     def named(self, name: str) -> Announcement | None:
         """Return what the broker of this name has said last."""
         return self._members.named(name)

@@ -38,6 +38,12 @@ class Members:
         self._heard[announcement.name] = now, announcement
         return before is None or (before.role, before.epoch) != (announcement.role, announcement.epoch)
 
+    def gone(self, now: float, cluster_address: str) -> None:
+        """The process with this cluster port has ended: it counts as silent until it speaks again."""
+        for name, (at, said) in self._heard.items():
+            if said.cluster_address == cluster_address:
+                self._heard[name] = min(at, now - self._patience - 1), said
+
     def owner(self, now: float) -> Announcement | None:
         """Return the broker that says that it owns the cell, with the highest epoch, unless a later one is known."""
         owners = [said for at, said in self._heard.values() if said.role is Role.OWNER and now - at <= self._patience]
@@ -56,7 +62,7 @@ class Members:
         self._heard = {name: found for name, found in self._heard.items() if now - found[0] <= FORGET}
         owner = self.owner(now)
         rows = []
-        for name, (at, said) in sorted(self._heard.items()):
+        for _, (at, said) in sorted(self._heard.items()):
             lag = max(0, owner.applied - said.applied) if owner is not None else None
-            rows.append(msgspec.to_builtins(said) | {"name": name, "lag": lag, "silent_for": round(now - at, 1)})
+            rows.append(msgspec.to_builtins(said) | {"lag": lag, "silent_for": round(now - at, 1)})
         return rows

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import trio
 
 from qb.cluster.cluster_port import connect
@@ -25,16 +27,25 @@ async def owner_refuses(keeper: LeaseKeeper) -> bool:
     return False
 
 
-async def watch_owner(keeper: LeaseKeeper) -> None:
-    """Have the lease looked at as soon as the owner's process ends, for ever."""
+async def watch_owner(keeper: LeaseKeeper, gone: Callable[[str], None]) -> None:
+    """Have the lease looked at when the owner's process ends, for ever; `gone` is called with its cluster port."""
     while True:
         record = keeper.watcher.record
         if record is not None and not record.released and record.cluster_address:
-            try:
-                async with await connect(record.cluster_address) as stream:
-                    while await stream.receive_some(1024):
-                        pass
-            except (OSError, ValueError, trio.BrokenResourceError):
-                pass
+            if await _watched(record.cluster_address):
+                continue  # it has closed: does it still listen?
+            gone(record.cluster_address)
             keeper.look_soon()
         await trio.sleep(PAUSE)
+
+
+async def _watched(address: str) -> bool:
+    """Return True when a connection to a cluster port has ended, False if there is none."""
+    try:
+        async with await connect(address) as stream:
+            await stream.receive_some(1)
+    except trio.BrokenResourceError:
+        pass
+    except (OSError, ValueError):
+        return False
+    return True

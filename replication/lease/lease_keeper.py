@@ -45,6 +45,7 @@ class LeaseKeeper:
         self.watcher = LeaseWatcher(ttl)
         self._changing = trio.Lock()
         self._hurried, self._renewed = Signal(), Signal()
+        self._looks_soon = False  # was a look asked for while another one was on its way?
 
     def may_answer(self) -> bool:
         """May this broker answer a request now? Does not block."""
@@ -70,11 +71,13 @@ class LeaseKeeper:
             refuses = await owner_refuses() if owner_refuses is not None else False
             if self.watcher.may_take_over(refuses, self._name) and await self._write(self.watcher.revision):
                 return
-            with trio.move_on_after(self._ttl * LOOK):
+            with trio.move_on_after(0 if self._looks_soon else self._ttl * LOOK):
                 await self._hurried.wait()
+            self._looks_soon = False
 
     def look_soon(self) -> None:
         """Look at once: something has happened to the owner. Does not block."""
+        self._looks_soon = True
         self._hurried.set()
 
     async def _look(self) -> None:

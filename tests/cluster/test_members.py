@@ -30,6 +30,17 @@ def test_an_owner_that_leaves_or_is_silent_is_not_named() -> None:
     assert members.owner(20) is None
 
 
+def test_an_owner_whose_process_has_ended_is_not_named_until_it_speaks_again() -> None:
+    members = Members(patience=15)
+    members.hear(0, said("a", Role.OWNER, 3))
+    members.gone(1, "b:9989")
+    assert members.owner(1) is not None
+    members.gone(1, "a:9989")
+    assert members.owner(1) is None
+    members.hear(2, said("a", Role.OWNER, 3))
+    assert members.owner(2) is not None
+
+
 def test_only_a_change_of_role_or_epoch_is_news() -> None:
     members = Members(patience=15)
     assert members.hear(0, said("a", Role.FOLLOWER, 3))
