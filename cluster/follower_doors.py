@@ -13,6 +13,7 @@ from qb.cluster.cell_view import CellView
 from qb.cluster.redirected_session import RedirectedSession, first_frame, redirects
 from qb.cluster.relays.relay import RelayedConversation
 from qb.cluster.relays.relay_protocol import RelayPreamble
+from qb.core.rights.known_users import KnownUsers
 from qb.core.settings import Settings
 from qb.core.wire.errors import BrokerError, NotOwner, TooManyConnections
 from qb.doors.binary.replies import refusal as frame_refusal
@@ -47,6 +48,7 @@ class FollowerDoors:
     ) -> None:
         self._settings, self._listening, self._view, self._tls = settings, listening, view, tls
         self._limits = limits_of(settings)
+        self.users = KnownUsers(settings.security.users_file)
         self._relays: dict[trio.CancelScope, int] = {}  # and the epochs of their owners
 
     async def run(self, sessions: trio.Nursery) -> None:
@@ -162,7 +164,8 @@ class FollowerSession:
     async def _frames(self) -> None:
         said, hello = await first_frame(self._transport)
         if hello is not None and redirects(hello):
-            await RedirectedSession(self._doors.view, self._transport, self._doors.max_message_size).run(said)
+            doors = self._doors
+            await RedirectedSession(doors.view, doors.users, self._transport, doors.max_message_size).run(said)
         elif said:
             await self._relay(said)
 

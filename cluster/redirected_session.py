@@ -6,8 +6,9 @@ import msgspec
 import trio
 
 from qb.cluster.cell_view import CellView
+from qb.core.rights.known_users import KnownUsers
 from qb.core.wire.clock import now_ms
-from qb.core.wire.errors import BrokerError, NotOwner
+from qb.core.wire.errors import BrokerError, Forbidden, NotOwner, Unauthenticated
 from qb.core.wire.frames import LENGTH_AND_TYPE, PROBE, Frame, MessageType, decode_frame, encode_frame
 from qb.doors.binary.replies import refusal, success
 from qb.doors.binary.server_connection import InflatedPortion, PublishRun, RefusedFrame, ServerConnection, StageFrame
@@ -15,6 +16,7 @@ from qb.doors.transport import Transport
 
 MOST_HELLO = 131_072  # bytes of a HELLO that is looked into
 OWNER_WITHIN = 0.5  # seconds for which the answer waits for an owner
+WRONG_TOKEN = 1.0  # seconds for which the answer waits, so that tokens cannot be tried out quickly
 IDLE = 60.0  # seconds that such a peer may be silent
 
 
@@ -52,8 +54,9 @@ def _decoded(said: bytes) -> Frame | None:
 class RedirectedSession:
     """From HELLO to the end of the connection."""
 
-    def __init__(self, view: CellView, peer: Transport, max_message_size: int) -> None:
-        self._view, self._peer = view, peer
+    def __init__(self, view: CellView, users: KnownUsers, peer: Transport, max_message_size: int) -> None:
+        self._view, self._users, self._peer = view, users, peer
+        self._principal = users.without_token(peer.common_name)
         self._connection = ServerConnection(max_message_size)
 
     async def run(self, said: bytes) -> None:
@@ -87,10 +90,23 @@ class RedirectedSession:
             if frame.sequence_number != PROBE:
                 self._peer.send(encode_frame(MessageType.HEARTBEAT, frame.sequence_number, now_ms()))
         elif frame.type == MessageType.REQUEST and frame.properties.get("method") == "cluster":
+            if not self._principal.is_admin:
+                self._peer.send(refusal(frame.sequence_number, Forbidden("this needs the right admin:*")))
+                return
             self._peer.send(success(frame, body=msgspec.json.encode(await self._view.describe())))
         else:
+            await self._log_in(frame)
             await self._view.wait_for(self._view.owner, OWNER_WITHIN)
             self._peer.send(refusal(frame.sequence_number, self._not_owner()))
+
+    async def _log_in(self, frame: Frame) -> None:
+        """Be the user of a token in HELLO. One that is nobody's is for the owner to refuse."""
+        if not self._users.enabled or frame.type != MessageType.HELLO or "token" not in frame.properties:
+            return
+        try:
+            self._principal = self._users.with_token(frame.properties["token"])
+        except Unauthenticated:
+            await trio.sleep(WRONG_TOKEN)
 
     def _not_owner(self) -> NotOwner:
         owner = self._view.owner()

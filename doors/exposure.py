@@ -19,6 +19,17 @@ def exposed(settings: Settings) -> list[str]:
     return list(dict.fromkeys(host for host, is_open in doors if is_open and not _is_loopback(host)))
 
 
+def refusal_of_cluster_port(settings: Settings) -> str:
+    """Return why the start of a broker of a cell is refused: empty, if its cluster port is on loopback."""
+    if settings.storage.engine == "local" or _is_loopback(settings.cluster.host):
+        return ""
+    return (
+        f"the cluster port on {settings.cluster.host} would be open beyond loopback: a program that reaches it can "
+        "claim to pass on any peer, and it asks for no certificate yet; keep it in a network of the brokers alone "
+        "(QB_CLUSTER_HOST), and give --insecure to say so"
+    )
+
+
 def _is_loopback(host: str) -> bool:
     """Say whether all addresses of a host are loopback. One that cannot be found is refused when it is listened on."""
     try:

@@ -21,7 +21,7 @@ from qb.core.rights.known_users import KnownUsers
 from qb.core.rights.users_file import UsersFileError
 from qb.core.settings import Settings, SettingsError, describe_flags, load, render
 from qb.core.wire.version import __version__
-from qb.doors.exposure import exposed, refusal_to_listen
+from qb.doors.exposure import exposed, refusal_of_cluster_port, refusal_to_listen
 from qb.doors.http.recovery_answers import answer_recovering
 from qb.doors.json_lines.json_door import JsonDoor
 from qb.doors.listening import BinaryDoor, Door, ListeningDoor, Peers, listen
@@ -365,6 +365,9 @@ def carry_out(argv: Sequence[str]) -> int:
         return 2
     if exposed(settings) and not settings.security.insecure:
         print(f"qb-server: {refusal_to_listen(settings)}", file=sys.stderr)
+        return 2
+    if (refusal := refusal_of_cluster_port(settings)) and not settings.security.insecure:
+        print(f"qb-server: {refusal}", file=sys.stderr)
         return 2
     start_logging(settings.server.log_level)
     raise_file_limit()

@@ -18,7 +18,8 @@ from qb.cluster.follower_doors import FollowerDoors
 from qb.cluster.members import Announcement
 from qb.cluster.relays.relayed_peers import RelayedPeers
 from qb.cluster.roles import Role
-from qb.core.settings import ServerSettings, Settings, StorageSettings
+from qb.core.rights.users_file import hash_of, parse_users, write_users
+from qb.core.settings import SecuritySettings, ServerSettings, Settings, StorageSettings
 from qb.core.wire.frames import MessageType as T
 from qb.doors.listening import listen
 from qb.replication.nats.nats_protocol import NatsError
@@ -81,8 +82,12 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
 
 
 @asynccontextmanager
-async def opened_pair(directory: Path, epoch: int = EPOCH) -> AsyncIterator[Pair]:
-    settings = Settings(server=ServerSettings(port=0), storage=StorageSettings(data_dir=str(directory / "data")))
+async def opened_pair(directory: Path, epoch: int = EPOCH, users_file: str = "") -> AsyncIterator[Pair]:
+    settings = Settings(
+        server=ServerSettings(port=0),
+        storage=StorageSettings(data_dir=str(directory / "data")),
+        security=SecuritySettings(users_file=users_file),
+    )
     engine = await trio.to_thread.run_sync(LocalEngine.open, settings.storage)
     owner, follower, ownership = Doors(), Doors(), Held(epoch)
     listeners = listen("127.0.0.1", 0)
@@ -128,6 +133,20 @@ async def test_a_follower_says_what_it_knows_of_the_cell(pair: Pair) -> None:
     found = json.loads((await peer.ask(T.REQUEST, 2, method="cluster")).body)
     assert (found["owner"], found["epoch"], found["cell"]) == ("owner", EPOCH, "main")
     assert found["journal"]["error"] == "there is no NATS"
+
+
+async def test_with_users_a_follower_answers_an_admin_alone(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    known = parse_users(f"user ops sha256:{hash_of('secret')} admin:*\n".encode(), "users")
+    write_users(str(users), known.users.values(), known.addresses)
+    async with opened_pair(tmp_path, users_file=str(users)) as pair:
+        pair.announce()
+        stranger, admin = await pair.follower(), await pair.follower()
+        await stranger.ask(T.HELLO, 1, protocol="1", features="redirect")
+        assert (await stranger.ask(T.REQUEST, 2, method="cluster")).properties["code"] == "FORBIDDEN"
+        answer = await admin.ask(T.HELLO, 1, protocol="1", features="redirect", token="secret")
+        assert answer.properties["code"] == "NOT_OWNER"
+        assert (await admin.ask(T.REQUEST, 2, method="cluster")).properties["status"] == "success"
 
 
 async def test_the_answer_waits_a_moment_for_an_owner(pair: Pair) -> None:

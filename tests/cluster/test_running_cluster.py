@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 
 from qb import BrokerClient
-from tests.support.brokers import ROOT
+from qb.core.wire.frames import MessageType as T
+from tests.support.brokers import ROOT, run_server
 from tests.support.cluster_load import ClusterLoad
 from tests.support.line_peers import converse
 from tests.support.local_cluster import LocalClusterProcess, is_running
+from tests.support.peers import Peer
 from tests.support.waiting import wait_until
 
 pytestmark = [
@@ -92,14 +94,19 @@ def test_an_owner_that_hangs_for_twenty_seconds_answers_nothing_when_it_goes_on(
     def hang(owner: str) -> None:
         epoch = cluster.status()["epoch"]
         pid, began = cluster.pid(owner), time.monotonic()
+        peer = Peer(cluster.base_port + int(owner.removeprefix("broker-")) - 1, timeout=60)
+        assert peer.hello().properties["epoch"] == str(epoch)
         cluster.signal(owner, signal.SIGSTOP)
         try:
+            peer.send(T.REQUEST, 5, b"{}", method="list_topics")
             cluster.wait_for_owner(epoch + 1)
             wait_until(lambda: time.monotonic() > began + 20)
         finally:
             cluster.signal(owner, signal.SIGCONT)
         wait_until(lambda: "begins anew as a follower" in cluster.log(owner).rpartition("owns cell")[2])
         assert cluster.pid(owner) == pid, "it is the same process"
+        answers = iter(peer.receive, None)
+        assert [frame.sequence_number for frame in answers if frame.type == T.ACK] == [], "a stale owner has answered"
 
     survive(cluster, "hang", hang)
 
@@ -136,3 +143,13 @@ def test_sigterm_ends_all_processes(tmp_path: Path) -> None:
         wait_until(lambda: not any(map(is_running, pids)))
     finally:
         cluster.kill()
+
+
+def test_a_cluster_port_beyond_loopback_has_to_be_asked_for(tmp_path: Path) -> None:
+    flags = ["--storage-engine", "jetstream", "--cluster-host", "0.0.0.0", "--data-dir", str(tmp_path)]
+    refused = run_server(*flags)
+    assert refused.returncode == 2
+    assert "the cluster port on 0.0.0.0 would be open beyond loopback" in refused.stderr
+    without_nats = run_server(*flags, "--insecure", "--port", "0", "--cluster-port", "0")
+    assert without_nats.returncode == 1
+    assert "the storage engine jetstream needs QB_NATS_SERVERS" in without_nats.stderr

@@ -5,6 +5,7 @@ Publishes, pushes, a group, transactions, and peers that know only types 1 to 9,
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 import time
@@ -12,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from qb import BrokerClient, Consumer, QBError
+from qb import AsyncBrokerClient, BrokerClient, Consumer, QBError
 from qb.core.wire.frames import MessageType
 from tests.support.peers import Peer
 from tests.support.waiting import wait_until
@@ -56,7 +57,7 @@ class ClusterLoad:
             for topic in (self._plain, self._staged):
                 client.create_topic(topic, partitions=PARTITIONS)
             client.create_subscription(self._name, self._plain)
-        work: list[Callable[[], None]] = [self._publish, self._publish_basic, self._transact]
+        work: list[Callable[[], None]] = [self._publish, self._publish_async, self._publish_basic, self._transact]
         readers: list[Callable[[], None]] = [self._subscribe, self._consume]
         self._threads = [threading.Thread(target=self._guarded, args=(each,), daemon=True) for each in work + readers]
         for thread in self._threads:
@@ -105,6 +106,22 @@ class ClusterLoad:
                 self.ledger.longest_gap, last = max(self.ledger.longest_gap, now - last), now
                 self.ledger.durabilities.add(receipt.durability)
                 self._note(receipt.partition, receipt.offset, body)
+
+    def _publish_async(self) -> None:
+        """Publish with the async client, many at a time."""
+
+        async def publish() -> None:
+            options = {"request_timeout": PATIENCE, "connect_wait": PATIENCE}
+            async with AsyncBrokerClient(servers=self._servers, **options) as client:  # type: ignore[arg-type]
+                for number in itertools.count():
+                    if self._stopping.is_set():
+                        return
+                    bodies = [b"a%d-%d" % (number, each) for each in range(10)]
+                    found = await client.publish_many(self._plain, bodies, partition=1)
+                    for offset, body in zip(found, bodies, strict=True):
+                        self._note(1, offset, body)
+
+        asyncio.run(publish())
 
     def _publish_basic(self) -> None:
         """Publish as a peer that knows only types 1 to 9, through one broker after another."""
@@ -171,7 +188,7 @@ class ClusterLoad:
                 bodies = peer.bodies(self._plain, partition)
                 acked = {offset: body for (of, offset), body in ledger.stored.items() if of == partition}
                 assert {offset: bodies[offset] for offset in acked} == acked
-                again = [body for body, count in Counter(bodies).items() if count > 1 and body.startswith(b"p")]
+                again = [body for body, count in Counter(bodies).items() if count > 1 and body[:1] in b"pa"]
                 assert again == [], "a publish was stored twice"
                 staged = peer.bodies(self._staged, partition)
                 assert len(staged) == len(set(staged)), "a transaction was stored twice"
