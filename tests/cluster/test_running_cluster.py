@@ -94,19 +94,19 @@ def test_an_owner_that_hangs_for_twenty_seconds_answers_nothing_when_it_goes_on(
     def hang(owner: str) -> None:
         epoch = cluster.status()["epoch"]
         pid, began = cluster.pid(owner), time.monotonic()
-        peer = Peer(cluster.base_port + int(owner.removeprefix("broker-")) - 1, timeout=60)
-        assert peer.hello().properties["epoch"] == str(epoch)
-        cluster.signal(owner, signal.SIGSTOP)
-        try:
-            peer.send(T.REQUEST, 5, b"{}", method="list_topics")
-            cluster.wait_for_owner(epoch + 1)
-            wait_until(lambda: time.monotonic() > began + 20)
-        finally:
-            cluster.signal(owner, signal.SIGCONT)
+        with Peer(cluster.base_port + int(owner.removeprefix("broker-")) - 1, timeout=60) as peer:
+            assert peer.hello().properties["epoch"] == str(epoch)
+            cluster.signal(owner, signal.SIGSTOP)
+            try:
+                peer.send(T.REQUEST, 5, b"{}", method="list_topics")
+                cluster.wait_for_owner(epoch + 1)
+                wait_until(lambda: time.monotonic() > began + 20)
+            finally:
+                cluster.signal(owner, signal.SIGCONT)
+            answered = [frame.sequence_number for frame in iter(peer.receive, None) if frame.type == T.ACK]
+            assert answered == [], "a stale owner has answered"
         wait_until(lambda: "begins anew as a follower" in cluster.log(owner).rpartition("owns cell")[2])
         assert cluster.pid(owner) == pid, "it is the same process"
-        answers = iter(peer.receive, None)
-        assert [frame.sequence_number for frame in answers if frame.type == T.ACK] == [], "a stale owner has answered"
 
     survive(cluster, "hang", hang)
 
