@@ -28,34 +28,6 @@ Logs = Callable[[], Iterable[tuple[Topic, LocalLog]]]
 Drop = Callable[[LocalLog, int], Awaitable[None]]  # takes so many of the oldest closed segments out of a log
 
 
-async def drop_forever(
-    logs: Logs, clock: Callable[[], int], hours: float, limit: int, interval: float, drop: Drop | None = None
-) -> None:
-    """Sweep again and again; `drop` takes segments out of a log."""
-    faults = Faults()
-    while True:
-        await sweep(logs, clock(), hours, limit, faults, drop or drop_segments)
-        await trio.sleep(interval)
-
-
-async def sweep(logs: Logs, now_ms: int, hours: float, limit: int, faults: Faults, drop: Drop) -> None:
-    """Drop what may be dropped in every log; a topic's own limits override these. A fault of one log is its own."""
-    for topic, log in list(logs()):
-        own_hours = hours if topic.retention_hours is None else topic.retention_hours
-        own_limit = limit if topic.retention_bytes is None else topic.retention_bytes
-        with faults.contained(f"retention of {log.topic}/{log.partition}"):
-            await drop_expired(log, now_ms, own_hours, own_limit, drop)
-
-
-async def drop_expired(log: LocalLog, now_ms: int, hours: float, limit: int, drop: Drop) -> None:
-    """Drop the closed segments of a log that its retention no longer covers."""
-    closed = [ClosedSegment(segment.size, segment.last_ms) for segment in log.closed_segments]
-    active_size = log.size - sum([segment.size for segment in closed])
-    if count := droppable(closed, active_size, now_ms, hours, limit):
-        await drop(log, count)
-        logger.info("%s/%d: dropped %d segments before %d", log.topic, log.partition, count, log.first_offset)
-
-
 async def drop_segments(log: LocalLog, count: int) -> None:
     """Take the oldest closed segments out of a log, note that durably, and delete them."""
     dropped = log.drop_first(count)
@@ -67,6 +39,34 @@ async def drop_segments(log: LocalLog, count: int) -> None:
         logger.warning("%s stays until after the next start: %s", dropped[0].log_path, error)
     else:
         await trio.to_thread.run_sync(_delete, dropped)
+
+
+async def drop_forever(
+    logs: Logs, clock: Callable[[], int], hours: float, limit: int, interval: float, drop: Drop = drop_segments
+) -> None:
+    """Sweep again and again; `drop` takes segments out of a log."""
+    faults = Faults()
+    while True:
+        await sweep(logs, clock(), hours, limit, faults, drop)
+        await trio.sleep(interval)
+
+
+async def sweep(logs: Logs, now_ms: int, hours: float, limit: int, faults: Faults, drop: Drop = drop_segments) -> None:
+    """Drop what may be dropped in every log; a topic's own limits override these. A fault of one log is its own."""
+    for topic, log in list(logs()):
+        own_hours = hours if topic.retention_hours is None else topic.retention_hours
+        own_limit = limit if topic.retention_bytes is None else topic.retention_bytes
+        with faults.contained(f"retention of {log.topic}/{log.partition}"):
+            await drop_expired(log, now_ms, own_hours, own_limit, drop)
+
+
+async def drop_expired(log: LocalLog, now_ms: int, hours: float, limit: int, drop: Drop = drop_segments) -> None:
+    """Drop the closed segments of a log that its retention no longer covers."""
+    closed = [ClosedSegment(segment.size, segment.last_ms) for segment in log.closed_segments]
+    active_size = log.size - sum([segment.size for segment in closed])
+    if count := droppable(closed, active_size, now_ms, hours, limit):
+        await drop(log, count)
+        logger.info("%s/%d: dropped %d segments before %d", log.topic, log.partition, count, log.first_offset)
 
 
 async def reopen_forever(logs: Logs) -> None:

@@ -70,7 +70,7 @@ class Completions:
         self._due.append(completion)
 
     def notify(self, watchers: Watchers) -> None:
-        """Queue a notification, behind all answers; one that is queued already is not queued twice."""
+        """Queue a notification, behind the answers of one turn; one that is queued already is not queued twice."""
         if not self._depth:
             self._run_soon()
         self._moved[watchers] = None
