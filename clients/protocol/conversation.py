@@ -20,6 +20,7 @@ from qb.clients.protocol.client_errors import (
     NotOwner,
     OffsetOutOfRange,
     PublishUncertain,
+    QuotaExceeded,
     RequestRefused,
     refusal,
 )
@@ -462,9 +463,19 @@ def _refusal_in(frame: Frame) -> RequestRefused:
     )
     if isinstance(error, OffsetOutOfRange) and "first" in frame.properties:
         error.first, error.end = _number(frame, "first"), _number(frame, "end")
+    if isinstance(error, QuotaExceeded):
+        error.retry_after = _seconds(frame.properties.get("retry_after", ""))
     if isinstance(error, NotOwner):
         error.owner = frame.properties.get("owner", "")
     return error
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        seconds = float(text)
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < inf else None
 
 
 def _number(frame: Frame, name: str) -> int:

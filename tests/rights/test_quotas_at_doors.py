@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from qb import AsyncBrokerClient, Message
+from qb import AsyncBrokerClient, Message, QuotaExceeded
 from qb.core.broker import storage_use
 from qb.core.rights.known_users import KnownUsers
 from qb.core.rights.principals import Principal, Quotas
@@ -117,6 +117,17 @@ async def test_topics_and_partitions_count_for_the_user_that_made_them_by_whiche
             assert (await (await frames(connect, OTHER)).publish("z")).properties["status"] == "success"
             await peer.call("delete_topic", topic="by-line")
             await peer.call("create_topic", topic="y")
+
+
+async def test_a_client_raises_what_was_exceeded_and_when_to_ask_again(a_broker: Any, tmp_path: Path) -> None:
+    with trio.fail_after(30):
+        async with broker_of(a_broker, tmp_path, "topics:1") as connect:
+            port = connect.listening[0].listeners[0].getsockname()[1]
+            async with AsyncBrokerClient(port=port, token=TOKEN) as client:
+                await client.create_topic("a")
+                with pytest.raises(QuotaExceeded, match="user 'billing' has 1 topics, and may have 1") as caught:
+                    await client.create_topic("b")
+                assert caught.value.retry_after == 60
 
 
 async def test_subscriptions_count_for_the_user_that_made_them_and_still_after_a_start(
