@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections import OrderedDict
 from collections.abc import Callable
 from weakref import WeakSet, WeakValueDictionary
 
@@ -12,6 +13,7 @@ from qb.core.rights.quotas import Allowance
 from qb.core.rights.users_file import UsersFile, hash_of, read_users
 from qb.core.wire.errors import Unauthenticated
 
+RECENT = 10_000  # users and addresses whose use is remembered without a connection of theirs
 HOW_TO_LOG_IN = "frames: token in HELLO; JSON lines: a first line of type auth; HTTP: Authorization: Bearer"
 
 
@@ -42,6 +44,7 @@ class KnownUsers:
         self.limits_storage = False  # is there a user with a limit on what its topics hold?
         self._connections: WeakSet[LoggedIn] = WeakSet()
         self._allowances: WeakValueDictionary[str, Allowance] = WeakValueDictionary()
+        self._recent: OrderedDict[str, Allowance] = OrderedDict()  # so that a new connection is no new allowance
         self.replace(read_users(path) if path else known or UsersFile({}))
 
     def reload(self) -> int:
@@ -110,6 +113,10 @@ class KnownUsers:
         found = self._allowances.get(whose)
         if found is None:
             found = self._allowances[whose] = Allowance(whose, self._quotas(whose))
+        self._recent[whose] = found
+        self._recent.move_to_end(whose)
+        if len(self._recent) > RECENT:
+            self._recent.popitem(last=False)
         return found
 
     def _quotas(self, whose: str) -> Quotas:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qb.core.rights import known_users
 from qb.core.rights.address_quotas import AddressQuotas, quotas_of
 from qb.core.rights.known_users import KnownUsers
 from qb.core.rights.principals import Principal, Quotas
@@ -151,6 +153,20 @@ def test_connections_of_a_user_share_one_allowance_which_follows_the_users() -> 
     assert (first.incoming.rate, first.quotas.connections) == (2_048, 1)
     known.replace(UsersFile({}))
     assert (first.incoming, first.quotas) == (None, Quotas())
+
+
+def test_a_user_that_connects_anew_has_no_new_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    quotas = Quotas(rate=1_024)
+    known = KnownUsers(known=UsersFile({"a": Principal(name="a", tokens=(HASH,), quotas=quotas)}))
+    spent = known.of_user("a").incoming
+    assert spent is not None
+    spent.take(10_000, 0.0)
+    gc.collect()
+    assert known.of_user("a").incoming is spent
+    monkeypatch.setattr(known_users, "RECENT", 3)
+    for number in range(10):
+        known.of_address(f"10.0.0.{number}")
+    assert len(known._recent) == 3
 
 
 @given(
