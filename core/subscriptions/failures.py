@@ -109,6 +109,9 @@ def _depart(state: SubscriptionState, departure: Departure) -> None:
         state.host = None
     subscriber.started.clear()
     state.queue.left(subscriber)
+    for lease, part in departure.to_isolate():  # in this step: a save that comes next has it
+        for record in state.take_back(lease, part):
+            _release_from(state, departure, record)
     state.departed.append(departure)
     _take_back_departed(state, AT_ONCE)
 

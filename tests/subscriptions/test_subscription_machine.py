@@ -215,7 +215,7 @@ class Machine(RuleBasedStateMachine):
     @rule(random=chance, then_deliver=st.booleans())
     def die(self, random: Random, then_deliver: bool) -> None:
         name = self.pick(random)
-        held, named = self.held_by(name), self.named[name]
+        held, named = self.held_by(name), set(self.named[name])
         in_hand = held
         if named:
             in_hand = sorted(named)
@@ -675,4 +675,41 @@ def test_a_key_that_has_found_its_subscriber_fills_the_window_with_what_is_beyon
         story.join(window=window, announces=False)
     story.publish(partition=0, keys=[None, "a", "a", "a", "a", "a", "c", "b", "a"])
     story.publish(partition=0, keys=["a", "a", "b"])
+    story.teardown()
+
+
+@pytest.mark.parametrize("mode", [SubscriptionMode.SHARED, SubscriptionMode.KEY_SHARED])
+@pytest.mark.parametrize("named", [1, 3])
+def test_what_a_dead_subscriber_had_announced_is_isolated_even_if_the_broker_ends_before_all_has_come_back(
+    mode: SubscriptionMode, named: int
+) -> None:
+    story = type("Story", (Machine,), {"mode": mode, "in_portions": True})()
+    story.begin(seed=0)
+    story.join(window=8, announces=False)
+    story.publish(partition=0, keys=["a", "b", "c", None, "a", "b"])
+    for message in sorted(story.holds)[-named:]:
+        assert story.subscription.started("w0", *message)
+        story.named["w0"].add(message)
+    story.die(random=Random(0), then_deliver=False)
+    assert story.subscription._state.departed
+    story.persist()
+    story.crash()
+    story.teardown()
+
+
+def test_the_only_fresh_message_of_an_announcing_subscriber_is_isolated_even_if_the_broker_ends_at_once() -> None:
+    story = type("Story", (Machine,), {"in_portions": True})()
+    story.begin(seed=0)
+    story.publish(partition=0, keys=[None] * 3)
+    story.join(window=8, announces=False)
+    story.leave(random=Random(0), then_deliver=True)
+    story.join(window=5, announces=True)
+    while len(story.holds) < 3:
+        story.wait(seconds=0)
+    story.publish(partition=0, keys=[None])
+    assert sorted(story.model.attempts.values()) == [1, 2, 2, 2]
+    story.die(random=Random(0), then_deliver=False)
+    assert story.subscription._state.departed
+    story.persist()
+    story.crash()
     story.teardown()

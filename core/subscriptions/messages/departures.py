@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
+from qb.core.subscriptions.messages.leases import Lease
 from qb.core.subscriptions.messages.message_records import MessageRecord, UnexplainedDeath
+from qb.core.wire.offset_runs import runs_of
 
 
 class Departure(NamedTuple):
@@ -21,6 +26,18 @@ class Departure(NamedTuple):
         if self.named:
             return (record.partition, record.offset) in self.named
         return not self.subscriber.announces or record.attempts == 1
+
+    def to_isolate(self) -> Iterator[tuple[Lease, range]]:
+        """Return what is isolated now whatever else is known of it: what was announced, or was in hand alone."""
+        if self.died_at is None:
+            return
+        for partition, announced in groupby(sorted(self.named), itemgetter(0)):
+            for run in runs_of(offset for _, offset in announced):
+                yield from self.subscriber.find(partition, run)
+        if not self.named and self.death is None:
+            for lease in list(self.subscriber.leases()):
+                if lease.attempt == 1 or not self.subscriber.announces:
+                    yield lease, lease.offsets
 
 
 def number_in_hand(subscriber: JoinedSubscriber) -> int:
