@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -26,7 +27,8 @@ from qb.replication.nats.nats_protocol import NatsError
 from qb.server import serve
 from qb.storage.local_engine import LocalEngine
 from tests.support.brokers import Doors
-from tests.support.waiting import until_true
+from tests.support.peers import TrioPeer
+from tests.support.waiting import holds_during, until_true
 
 EPOCH = 4
 
@@ -68,6 +70,7 @@ class Pair:
 
     def __init__(self, follower: Doors, owner: Doors, view: CellView, cluster_address: str) -> None:
         self.follower, self.owner, self.view, self.cluster_address = follower, owner, view, cluster_address
+        self.life_of_follower = trio.CancelScope()
 
     def announce(self, role: Role = Role.OWNER, epoch: int = EPOCH) -> None:
         """Have the follower hear from the owner."""
@@ -100,9 +103,16 @@ async def opened_pair(directory: Path, epoch: int = EPOCH, users_file: str = "")
             begin = partial(serve, settings, engine, owner.listening, owner.stop, ownership=ownership, relays=relays)
             nursery.start_soon(begin)
             nursery.start_soon(port.run)
-            nursery.start_soon(doors.run, nursery)
-            nursery.start_soon(doors.close_outdated)
-            yield Pair(follower, owner, view, "{}:{}".format(*listeners[0].getsockname()))
+            pair = Pair(follower, owner, view, "{}:{}".format(*listeners[0].getsockname()))
+
+            async def follow() -> None:
+                with pair.life_of_follower:
+                    async with trio.open_nursery() as peers:
+                        peers.start_soon(doors.run, peers)
+                        peers.start_soon(doors.close_outdated)
+
+            nursery.start_soon(follow)
+            yield pair
             owner.stop.set()
             nursery.cancel_scope.cancel()
     finally:
@@ -213,3 +223,47 @@ async def test_an_owner_takes_no_relay_that_means_another_epoch(tmp_path: Path) 
         assert await lines.receive_bytes() is None
         observer = await pair.owner()
         assert await observer.call("list_topics") == []
+
+
+async def test_a_follower_that_dies_loses_nothing_that_its_peer_has_not(pair: Pair) -> None:
+    pair.announce()
+    count, body = 80, b"x" * 20_000
+    observer = await pair.owner()
+    await observer.ask(T.CREATE_TOPIC, 1, topic="a")
+    await observer.ask(T.CREATE_SUBSCRIPTION, 2, subscription_id="s", topic="a")
+    for number in range(count):
+        await observer.ask(T.PUBLISH, 3, b"%04d" % number + body, topic="a")
+    reader = await a_peer_that_does_not_read(pair)
+    await reader.ask(T.SUBSCRIBE, 1, subscription_id="s")
+
+    async def is_on_its_way() -> bool:
+        return bool((await observer.call("describe_subscription", subscription_id="s"))["in_flight"] == count)
+
+    await until_true(is_on_its_way)
+    await holds_during(0.3, is_on_its_way)  # no message counts as delivered that is only on its way
+    pair.life_of_follower.cancel()  # as if its process were killed
+    got = await numbers_until(reader, lambda numbers: False)
+    assert len(got) < count, "not all of it was in the kernel of the peer"
+    other = await pair.owner()
+    await other.ask(T.SUBSCRIBE, 1, subscription_id="s")
+    with trio.fail_after(20):
+        await numbers_until(other, lambda numbers: got | numbers == set(range(count)))
+
+
+async def a_peer_that_does_not_read(pair: Pair) -> TrioPeer:
+    """Connect to the follower with a kernel that takes little for it."""
+    sock = trio.socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    await sock.connect(pair.follower.listening[0].listeners[0].getsockname())
+    stream = trio.SocketStream(sock)
+    pair.follower._streams.append(stream)  # closed with the others
+    return TrioPeer(stream)
+
+
+async def numbers_until(peer: TrioPeer, enough: Callable[[set[int]], bool]) -> set[int]:
+    """Return the numbers of the messages that a peer is pushed until that is enough, or it is closed."""
+    got: set[int] = set()
+    while not enough(got) and (frame := await peer.receive()) is not None:
+        if frame.type == T.DATA:
+            got.add(int(frame.body[:4]))
+    return got
