@@ -18,7 +18,7 @@ from qb.cluster.cluster_port import ClusterPort
 from qb.cluster.follower_doors import FollowerDoors
 from qb.cluster.nats_access import nats_client
 from qb.cluster.owner_watch import owner_refuses, watch_owner
-from qb.cluster.process_end import begin_anew, end
+from qb.cluster.process_end import begin_anew, end, leave_token, left_token
 from qb.cluster.relays.relayed_peers import RelayedPeers
 from qb.cluster.roles import RoleEvent
 from qb.core.settings import Settings
@@ -73,7 +73,9 @@ class CellNode:
         self._client, self._timers = nats_client(cluster, f"qb {name}"), TrioTimers()
         self._store = JetStreamStore(self._client, self._timers, cluster.cell)
         self._leases = LeaseStore(self._client, cluster.cell)
-        self._keeper = LeaseKeeper(self._leases, name, address, cluster_address, ttl=cluster.lease_ttl)
+        self._keeper = LeaseKeeper(
+            self._leases, name, address, cluster_address, ttl=cluster.lease_ttl, predecessor=left_token()
+        )
         self._port = ClusterPort(cluster_listeners)
         self.view = CellView(
             self._client, cluster.cell, self._store.stream, name, address, cluster_address, cluster.lease_ttl / 3
@@ -164,6 +166,9 @@ class CellNode:
             nursery.start_soon(watch_owner, self._keeper, self.view.gone)
             nursery.start_soon(self._look_when_owner_changes)
             fast = self._settings.cluster.fast_takeover
+            leave_token(
+                self._keeper.token
+            )  # should the claim succeed: a process that follows this one knows it is gone
             await self._keeper.claim(partial(owner_refuses, self._keeper) if fast else None)
             nursery.cancel_scope.cancel()
         if self._stop.is_set():

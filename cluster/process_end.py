@@ -13,6 +13,18 @@ log = logging.getLogger("qb.cluster")
 
 LEAST_LIFE = 2.0  # seconds: a process that lived shorter pauses before it begins anew
 _began = time.monotonic()
+_TOKEN = "_QB_LEASE_TOKEN"  # in the environment: what a process that begins anew leaves to the next one
+hangup_ignored = False  # was the process started so, as under nohup?
+
+
+def leave_token(token: str) -> None:
+    """Have the process that follows this one by begin_anew() know under which token this one held the lease."""
+    os.environ[_TOKEN] = token
+
+
+def left_token() -> str:
+    """Return the token of the process that this one follows; empty if there was none. A second time it is empty."""
+    return os.environ.pop(_TOKEN, "")
 
 
 def begin_anew(why: str) -> NoReturn:
@@ -23,7 +35,8 @@ def begin_anew(why: str) -> NoReturn:
     log.warning("%s: this broker begins anew as a follower", why)
     if time.monotonic() - _began < LEAST_LIFE:
         time.sleep(1.0)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored signals would stay so
+    if not hangup_ignored:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what is ignored now would stay so
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 

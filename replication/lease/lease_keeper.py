@@ -34,12 +34,16 @@ class LeaseKeeper:
         *,
         ttl: float = TTL,
         clock: Callable[[], float] = boot_time,
+        predecessor: str = "",
     ) -> None:
+        """`owner` is the name of this broker, `address` where clients reach it, `cluster_address` where brokers do.
+
+        `predecessor` is the token of a process that has ended for certain: its lease need not run out.
+        """
         self._store, self._ttl, self._clock = store, ttl, clock
-        """`owner` is the name of this broker, `address` where clients reach it, `cluster_address` where brokers do."""
-        self._name = owner
-        token = f"{owner}-{secrets.token_hex(4)}"  # a restarted broker is another owner
-        self._record = LeaseRecord(token, address, cluster_address)
+        self._name, self._predecessor = owner, predecessor
+        self.token = f"{owner}-{secrets.token_hex(8)}"  # a restarted broker is another owner
+        self._record = LeaseRecord(self.token, address, cluster_address)
         self._revision = 0
         self._holder = OwnerLease(ttl)
         self.watcher = LeaseWatcher(ttl)
@@ -68,7 +72,10 @@ class LeaseKeeper:
         """
         while True:
             await self._look()
-            refuses = await owner_refuses() if owner_refuses is not None else False
+            record = self.watcher.record
+            refuses = record is not None and record.owner in (self._predecessor, self.token)  # not held
+            if not refuses and owner_refuses is not None:
+                refuses = await owner_refuses()
             if self.watcher.may_take_over(refuses, self._name) and await self._write(self.watcher.revision):
                 return
             with trio.move_on_after(0 if self._looks_soon else self._ttl * LOOK):

@@ -166,11 +166,12 @@ async def run(settings: Settings) -> None:
     """Open the storage and the doors, and serve until a signal. Raises CannotOpen, OSError."""
     tls = tls_of(settings)
     reloads = bool(settings.security.users_file or tls)
-    hangup_stops, heeded = has_terminal() and not ignores_hangup(), heeded_signals(reloads=reloads)
+    ignored = ignores_hangup()
+    hangup_stops, heeded = has_terminal() and not ignored, heeded_signals(reloads=reloads)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what holds again when we listen no more: one may come as we exit
     with trio.open_signal_receiver(*heeded) as signals, open_doors(settings) as listening:
         if settings.storage.engine != "local":
-            await run_node(settings, listening, signals, hangup_stops)
+            await run_node(settings, listening, signals, hangup_stops, ignored)
             return
         engine = await open_engine(settings, listening)
         look_for_garbage_less_often()
@@ -193,14 +194,23 @@ async def run(settings: Settings) -> None:
 
 
 async def run_node(
-    settings: Settings, listening: Sequence[ListeningDoor], signals: AsyncIterator[int], hangup_stops: bool
+    settings: Settings,
+    listening: Sequence[ListeningDoor],
+    signals: AsyncIterator[int],
+    hangup_stops: bool,
+    hangup_ignored: bool,
 ) -> None:
-    """Be one broker of a cell until a signal. Raises CannotOpen, OSError, JournalError."""
+    """Be one broker of a cell until a signal. Raises CannotOpen, OSError.
+
+    `hangup_ignored`: the process was started so, and stays so when it begins anew.
+    """
+    from qb.cluster import process_end
     from qb.cluster.cell_node import CellNode, cluster_listeners
 
     if any(each.door is http_door for each in listening):
         import qb.doors.http.http_door  # noqa: F401 - now, and not when the cell waits for its new owner
     look_for_garbage_less_often()
+    process_end.hangup_ignored = hangup_ignored
     stop, tls, brokers = trio.Event(), tls_of(settings), list[MessageBroker]()
 
     def started(broker: MessageBroker) -> None:

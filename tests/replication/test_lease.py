@@ -222,6 +222,19 @@ async def test_an_owner_that_releases_is_followed_at_once(autojump_clock) -> Non
         nursery.cancel_scope.cancel()
 
 
+async def test_a_process_that_follows_an_owner_does_not_wait_for_its_lease_to_run_out(autojump_clock) -> None:
+    lease = FaultyLease(random.Random(0))
+    ended = LeaseKeeper(lease, "a", ttl=TTL, clock=trio.current_time)  # type: ignore[arg-type]
+    await ended.claim()
+    began = trio.current_time()
+    anew = LeaseKeeper(lease, "a", ttl=TTL, clock=trio.current_time, predecessor=ended.token)  # type: ignore[arg-type]
+    await anew.claim()
+    assert trio.current_time() - began < 1
+    began = trio.current_time()
+    await LeaseKeeper(lease, "a", ttl=TTL, clock=trio.current_time).claim()  # type: ignore[arg-type]
+    assert trio.current_time() - began >= TTL, "a name alone proves nothing"
+
+
 def test_the_clock_goes_on_while_the_machine_sleeps() -> None:
     assert boot_time() > 0
 
