@@ -85,9 +85,9 @@ def test_the_latest_start_sees_only_what_comes_after_and_an_offset_begins_there(
     client: BrokerClient, topic: str
 ) -> None:
     client.publish_many(topic, numbered(10), partition=1)
-    with client.consumer("g3", topic, start="latest") as consumer:
-        wait_until(lambda: len(consumer.assignment) == 4)
-        assert consumer.poll(timeout=0.1) == []
+    with client.consumer("g3", topic, start="latest", auto_commit_interval_ms=50) as consumer:
+        assert consumer.poll(timeout=0) == []
+        wait_until(lambda: len(client.committed_offsets("g3")) == 4)  # it has begun in each: that is committed
         client.publish(topic, b"new", 1)
         assert [message.body for message in consumer.poll(20)] == [b"new"]
     with client.consumer("g3b", topic, start=7) as consumer:
@@ -185,9 +185,11 @@ def test_a_consumer_without_a_broker_says_so_at_once() -> None:
 
 def test_stop_ends_an_iteration_that_waits(client: BrokerClient, topic: str) -> None:
     worker = Worker(client.consumer("g11", topic))
-    wait_until(lambda: len(worker.consumer.assignment) == 4)
+    for partition in range(PARTITIONS):
+        client.publish(topic, b"", partition)
+    wait_until(lambda: len(worker.handled) == PARTITIONS)  # so it has begun in each, and waits for more
     worker.end()
-    assert client.committed_offsets("g11")  # where it began
+    assert {row["partition"]: row["offset"] for row in client.committed_offsets("g11")} == dict.fromkeys(range(4), 1)
 
 
 # Several
