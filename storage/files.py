@@ -88,14 +88,14 @@ def create_file(path: str | Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE)
 
 
-def write_all(fd: int, data: bytes | memoryview, position: int) -> None:
+def write_all(fd: int, data: bytes | bytearray | memoryview, position: int) -> None:
     """Write every byte at `position`. Raises OSError; a part may have been written then."""
     written = 0
     while written < len(data):
         written += os.pwrite(fd, memoryview(data)[written:], position + written)
 
 
-def write_durably(fd: int, parts: Sequence[bytes | bytearray], position: int) -> None:
+def write_durably(fd: int, parts: Sequence[bytes | bytearray | memoryview], position: int) -> None:
     """Write the parts one after another at `position`, and block until they are on stable storage.
 
     Where the system can, it is one call: it costs less than two, and a thread gives up Python's lock only once. Raises
@@ -112,7 +112,7 @@ def write_durably(fd: int, parts: Sequence[bytes | bytearray], position: int) ->
         raise SyncFailed(error.errno, error.strerror) from error
 
 
-def _write_and_sync(fd: int, parts: Sequence[bytes | bytearray], position: int) -> int:
+def _write_and_sync(fd: int, parts: Sequence[bytes | bytearray | memoryview], position: int) -> int:
     """Return how many bytes were written and synced in one call, 0 where there is no such call. Raises OSError."""
     try:
         return os.pwritev(fd, parts, position, RWF_DSYNC) if RWF_DSYNC else 0

@@ -112,9 +112,9 @@ def _decode_batch(data: bytes) -> BatchPayload:
     _, _, _, uid, partition, seal_at, count, step = _BATCH.unpack_from(data)
     at = _BATCH.size + (0 if step else 4 * count)
     positions: Sequence[int] = range(0, count * step, step) if step else _numbers(data[_BATCH.size : at])
-    stored = data[at:]
+    stored = memoryview(data)[at:]  # not copied: a follower only writes it
     _, _, first_offset, append_ms, *_ = SEAL_HEAD.unpack_from(stored, seal_at)
-    ranges = [ProducerRange(*one) for one in RANGE.iter_unpack(memoryview(stored)[seal_at + SEAL_HEAD.size :])]
+    ranges = [ProducerRange(*one) for one in RANGE.iter_unpack(stored[seal_at + SEAL_HEAD.size :])]
     return BatchPayload(uid, partition, StoredBatch(first_offset, append_ms, (stored,), positions), ranges)
 
 

@@ -15,7 +15,11 @@ class StoredBatch:
     __slots__ = ("append_ms", "first_offset", "next_offset", "parts", "positions", "size")
 
     def __init__(
-        self, first_offset: int, append_ms: int, parts: Sequence[bytes | bytearray], positions: Sequence[int]
+        self,
+        first_offset: int,
+        append_ms: int,
+        parts: Sequence[bytes | bytearray | memoryview],
+        positions: Sequence[int],
     ) -> None:
         self.first_offset, self.append_ms = first_offset, append_ms
         self.parts = parts  # its bytes, one part after another
@@ -26,8 +30,8 @@ class StoredBatch:
     @property
     def data(self) -> bytes:
         """All of it in one piece, which is made when the first reader asks for it."""
-        data = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
-        assert isinstance(data, bytes)
+        first = self.parts[0]
+        data = first if len(self.parts) == 1 and isinstance(first, bytes) else b"".join(self.parts)
         self.parts = (data,)
         return data
 

@@ -101,14 +101,14 @@ class Segment:
         segment.index.believed = True
         return segment
 
-    def write(self, parts: Sequence[bytes | bytearray], position: int, *, sync: bool) -> float:
+    def write(self, parts: Sequence[bytes | bytearray | memoryview], position: int, *, sync: bool) -> float:
         """Write a batch at `position`, to stable storage if `sync`; returns how many seconds that took, 0 without.
 
         Raises OSError, and SyncFailed where the sync failed; what was written stands in the file then: see cut().
         """
         with self._files.use(self.log_path) as fd:
             if not sync:
-                write_all(fd, b"".join(parts), position)
+                write_all(fd, parts[0] if len(parts) == 1 else b"".join(parts), position)
                 return 0.0
             started = time.perf_counter()
             end = position + sum(map(len, parts))

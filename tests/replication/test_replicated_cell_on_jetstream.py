@@ -60,3 +60,23 @@ async def test_a_follower_takes_over_with_everything_and_a_killed_one_reads_on(
     for node in (second, third):
         await node.kill()
         proved(node.directory)
+
+
+async def test_a_copy_begins_behind_a_trim_of_a_real_stream(
+    nats_cluster: NatsCluster, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    cells = await cells_on(nats_cluster, nursery, tmp_path, "trimmed")
+    owner = await cells.node("a", segment_bytes=2_000)
+    async with cells.owner(owner) as engine:
+        await engine.create_topic(Topic(topic="t"))
+        log = engine.log("t", 0)
+        for number in range(30):
+            await store(log, b"%d" % number + b"x" * 400, producer_id=3, first_number=number + 1)
+            await owner.cell._checkpoint()
+        await owner.cell._engine._drop(log, 4)  # type: ignore[arg-type]
+        assert await owner.cell.trim() > 1
+        await store(log, b"behind the snapshot")
+        asked = await answers(engine)
+        new = await cells.node("new")
+        await caught_up(new, owner.cell.applied)
+        assert await answers(new.cell._engine) == asked
