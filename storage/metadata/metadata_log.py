@@ -161,11 +161,6 @@ class MetadataLog:
         if self._syncs:
             self._remove_others()
 
-    @property
-    def wants_snapshot(self) -> bool:
-        """Will the next commit begin a new file, for which it reads all entries?"""
-        return self._is_lost or self._wants_snapshot
-
     def remove_before(self, path: Path) -> None:
         """Remove the files that are older than this one."""
         with suppress(OSError):
