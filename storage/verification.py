@@ -27,7 +27,8 @@ from qb.storage.log.segment_index import ENTRY, IndexEntries
 from qb.storage.metadata.metadata_files import DIRECTORY as METADATA
 from qb.storage.metadata.metadata_files import copy_of, read_newest
 from qb.storage.metadata.metadata_records import Entries
-from qb.storage.metadata.metadata_recovery import READ_FROM_COPY, checked, torn_text
+from qb.storage.metadata.metadata_recovery import READ_FROM_COPY, checked, notes_on_end, torn_text
+from qb.storage.metadata.noted_record import NAME as METADATA_END
 from qb.storage.metadata.sqlite_migration import DATABASE
 from qb.storage.stages.stage_file import walk as walk_stage
 from qb.storage.stages.stage_store import NOTED, end_text, missing_stages, proof_key
@@ -126,6 +127,8 @@ def _prove_metadata(root: Path, ends: Mapping[str, LogEnd] | None, report: Verif
     report.bytes += sum(path.stat().st_size for path in (contents.path, copy_of(contents.path)) if path.exists())
     if ends is not None:
         contents = checked(contents, ends)
+    else:
+        report.notes += [Finding(str(root / METADATA_END), 0, note) for note in notes_on_end(root, contents)]
     for damage in contents.damages:
         report.findings.append(Finding(damage.file, damage.position, f"{damage.what}; {READ_FROM_COPY}"))
     if contents.torn_bytes:

@@ -24,6 +24,8 @@ from qb.storage.files import (
 from qb.storage.metadata.metadata_copy import MetadataCopy
 from qb.storage.metadata.metadata_files import MetadataContents, copy_of, log_path, log_paths
 from qb.storage.metadata.metadata_records import ChainEnd, Entries, RecordKind, encode_record, encode_snapshot
+from qb.storage.metadata.noted_record import NAME as NOTED
+from qb.storage.metadata.noted_record import NotedRecord
 
 logger = logging.getLogger(__name__)
 SNAPSHOT_FROM = 1024 * 1024  # bytes of changes from which on a snapshot is worth its while
@@ -46,6 +48,9 @@ class MetadataLog:
         self._try_snapshot_at = 0  # not before the file has this size
         self._is_lost = False  # may the file on disk differ from what was durable? Then a new one must begin
         self._copy = MetadataCopy(files, self._path, contents.copied)
+        self._noted = NotedRecord(files, self._path.parent.parent)
+        if syncs:
+            self._noted.note(self._end.number)  # what is missing was reported
         if contents.damages:
             self._replace_damaged(contents.entries)
             return
@@ -102,6 +107,8 @@ class MetadataLog:
                 raise
         self._end, self._size = end, self._size + len(record)
         self._copy.follow(record, self._size)
+        if self._syncs:
+            self._noted.note(end.number)
         return time.perf_counter() - started
 
     def tidy(self) -> None:
@@ -199,6 +206,8 @@ def create_log(directory: Path, entries: Entries) -> None:
     """
     path = log_path(directory, 0)
     draft = path.with_suffix(".new")
+    if (directory.parent / NOTED).exists():
+        (directory.parent / NOTED).unlink()  # it is of another log
     size, _ = write_snapshot(draft, entries, ChainEnd())
     os.replace(draft, path)
     sync_directory(directory)

@@ -12,6 +12,7 @@ from qb.storage.files import CannotOpen, OpenFiles
 from qb.storage.metadata.metadata_files import DIRECTORY, MetadataContents, read_newest
 from qb.storage.metadata.metadata_log import MetadataLog
 from qb.storage.metadata.metadata_records import Entries
+from qb.storage.metadata.noted_record import BadNote, missing_text, read_noted
 
 READ_FROM_COPY = "nothing is lost: what should stand there was read from the copy of the log"
 
@@ -40,6 +41,8 @@ def recover_metadata(files: OpenFiles, data_dir: Path, ends: Mapping[str, LogEnd
         contents = read_newest(data_dir / DIRECTORY)
         if proof is not None:
             contents = checked(contents, proof)
+        else:
+            notes += notes_on_end(data_dir, contents)
         remove_proof(data_dir)
         log = MetadataLog(files, contents, syncs=ends is None)
     except LogDamaged as damage:
@@ -47,6 +50,18 @@ def recover_metadata(files: OpenFiles, data_dir: Path, ends: Mapping[str, LogEnd
     except OSError as error:
         raise CannotOpen(f"{data_dir / DIRECTORY} cannot be opened: {error.strerror}") from error
     return RecoveredMetadata(log, contents.entries, [*notes, *_notes_on(contents)], proof or {})
+
+
+def notes_on_end(data_dir: Path, contents: MetadataContents) -> list[str]:
+    """Compare the metadata of a killed broker with the record that it noted last; returns notes for the operator.
+
+    Raises LogDamaged if more than the last record is missing, OSError.
+    """
+    try:
+        missing = missing_text(contents, read_noted(data_dir))
+    except BadNote as bad:
+        return [str(bad)]
+    return [missing] if missing and not contents.torn_bytes else []
 
 
 def _notes_on(contents: MetadataContents) -> list[str]:

@@ -178,6 +178,23 @@ def test_an_older_copy_of_the_log_is_not_believed_after_a_kill(tmp_path: Path) -
     assert [note for note in engine.recovery.notes if "is damaged" in note]
 
 
+def test_an_older_state_of_both_files_is_found_after_a_kill(tmp_path: Path) -> None:
+    async def change() -> None:
+        async with opened(tmp_path) as engine:
+            path = metadata_log(tmp_path / "data")
+            older = {each: each.read_bytes() for each in (path, copy_of(path))}
+            for number in (1, 2):
+                await engine.metadata.put("offset", number)
+            shutil.copytree(tmp_path / "data", tmp_path / "killed" / "data")
+            for each, data in older.items():
+                (tmp_path / "killed" / each.relative_to(tmp_path)).write_bytes(data)
+
+    trio.run(change)
+    assert [finding for finding in verify(tmp_path / "killed" / "data").findings if "older state" in finding.what]
+    with pytest.raises(CannotOpen, match=r"number \d+ was stored: this is an older state of the metadata"):
+        open_engine(tmp_path / "killed")
+
+
 def test_a_damaged_or_missing_copy_is_written_anew_and_noted(data_dir: Path) -> None:
     path, state = metadata_log(data_dir), state_of(data_dir)
     for damage in (Path.unlink, remove_directory, lambda copy: flip(copy, 50)):

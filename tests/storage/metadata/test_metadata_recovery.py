@@ -19,6 +19,7 @@ from qb.storage.metadata.metadata_files import read_log
 from qb.storage.metadata.metadata_log import create_log
 from qb.storage.metadata.metadata_records import HEAD
 from qb.storage.metadata.metadata_recovery import recover_metadata
+from qb.storage.metadata.noted_record import NAME as NOTED
 from qb.storage.verification import verify
 from tests.support.stores import edit_metadata, metadata_log, open_engine, opened
 
@@ -185,6 +186,7 @@ def test_a_kill_at_any_byte_of_a_record_leaves_all_records_before_it(stops: Stop
         for room in (b"", b"\0" * 100):
             put_back(whole)
             path.write_bytes(whole[path][:size] + room)
+            (data_dir / NOTED).unlink()  # it was another one when a shorter file was written
             if size < contents.snapshot_size:
                 with pytest.raises(CannotOpen, match="damaged at byte 0"):
                     recovered(data_dir)
@@ -195,6 +197,50 @@ def test_a_kill_at_any_byte_of_a_record_leaves_all_records_before_it(stops: Stop
             assert bool(notes) == bool(cut.strip(b"\0")), "zeros are room that was kept ready; all else is reported"
             seen.append(keys)
     assert {*map(frozenset, seen)} == {frozenset(state) for state in stops.states}
+    assert recovered(data_dir) == (set(stops.states[-1]), [])
+
+
+def test_after_a_kill_only_the_last_record_may_be_missing_and_it_is_reported(stops: Stops) -> None:
+    data_dir = stops["killed"]
+    path, whole = metadata_log(data_dir), files_of(data_dir)
+    starts = [*starts_of_records(path)]
+    whole_size = starts[-1] + HEAD.unpack_from(whole[path], starts[-1])[0]
+    for size in range(starts[-2], whole_size + 1):
+        put_back(whole)
+        path.write_bytes(whole[path][:size])
+        found = [str(each) for each in (*verify(data_dir).findings, *besides_the_copy(verify(data_dir).notes))]
+        if size < starts[-1]:
+            assert "this is an older state of the metadata" in found[0]
+            with pytest.raises(CannotOpen, match="older state of the metadata"):
+                recovered(data_dir)
+            continue
+        keys, notes = recovered(data_dir)
+        assert keys == set(stops.states[-1 if size >= whole_size else -2])
+        assert bool(notes) == bool(found) == (size < whole_size)
+        assert all("if it was acked, it is lost" in note for note in notes)
+        assert recovered(data_dir) == (keys, []), "it is reported once"
+
+
+def starts_of_records(path: Path) -> Iterator[int]:
+    data, at = path.read_bytes(), 0
+    while at + HEAD.size <= len(data) and (length := HEAD.unpack_from(data, at)[0]):
+        yield at
+        at += length
+
+
+def test_a_note_of_the_last_record_that_is_damaged_or_lost_takes_out_nothing(stops: Stops) -> None:
+    data_dir = stops["killed"]
+    whole = files_of(data_dir)
+    for damage in (b"", b"rubbish", bytes([whole[data_dir / NOTED][0] ^ 1]) + whole[data_dir / NOTED][1:]):
+        put_back(whole)
+        (data_dir / NOTED).write_bytes(damage)
+        assert [note.file for note in besides_the_copy(verify(data_dir).notes)] == [str(data_dir / NOTED)]
+        keys, notes = recovered(data_dir)
+        assert keys == set(stops.states[-1])
+        assert [note for note in notes if NOTED in note] == notes != []
+        assert recovered(data_dir) == (keys, [])
+    put_back(whole)
+    (data_dir / NOTED).unlink()
     assert recovered(data_dir) == (set(stops.states[-1]), [])
 
 

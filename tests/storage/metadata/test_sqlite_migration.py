@@ -45,6 +45,7 @@ def old(tmp_path: Path) -> tuple[Path, Facts]:
     data_dir = tmp_path / "old" / "data"
     shutil.rmtree(data_dir / "metadata")
     (data_dir / "clean-stop").unlink()
+    (data_dir / "metadata-end").unlink()
     (data_dir / "format").write_text("qb-storage 1\n")
     fill(data_dir / DATABASE, facts).close()
     assert list(data_dir.glob(f"{DATABASE}*")) == [data_dir / DATABASE]
