@@ -172,7 +172,7 @@ class ServerInfo(BrokerFacts):
         connections: How many connections are open.
         topics: How many topics it has.
         data_dir: Where it keeps everything.
-        durability: What its acks mean: "fsynced" or "written".
+        durability: What its acks mean: "replicated", "fsynced" or "written".
     """
 
     version: str

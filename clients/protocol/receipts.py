@@ -17,8 +17,9 @@ class Receipt(NamedTuple):
         partition: The partition.
         offset: The offset in it.
         timestamp: The broker's append time, in milliseconds since 1970.
-        durability: "fsynced": on stable storage; "written": with the operating system only; "none": sent by a producer
-            with acks="none", so that it is not known to be stored, and the offset is -1.
+        durability: "replicated": on a quorum of servers; "fsynced": on stable storage; "written": with the operating
+            system only; "none": sent by a producer with acks="none", so that it is not known to be stored, and the
+            offset is -1.
         duplicate: It was a retry of what was stored already; `offset` is where that is.
         unverified: It was a retry of a number that is stored already, and the broker could not compare the messages,
             since retention has taken the stored one, or its topic was deleted.

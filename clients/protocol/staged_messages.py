@@ -48,7 +48,7 @@ class TransactionReceipt(NamedTuple):
         messages: How many messages it has.
         partitions: Which partitions got how many of them, and where.
         timestamp: The broker's clock at the commit, in milliseconds since 1970.
-        durability: "fsynced": on stable storage; "written": with the operating system only.
+        durability: As a receipt says it: "replicated", "fsynced" or "written".
         abandoned: An operator gave it up: only what `partitions` says of it is visible.
     """
 
@@ -58,7 +58,7 @@ class TransactionReceipt(NamedTuple):
     messages: int
     partitions: tuple[TransactionShare, ...]
     timestamp: int  # the broker's clock, ms since 1970
-    durability: str  # "fsynced": on stable storage; "written": with the operating system only
+    durability: str  # "replicated", "fsynced" or "written"
     abandoned: bool = False  # an operator gave it up: only what `partitions` says of it is visible
 
     @property
