@@ -54,7 +54,7 @@ async def wait_for(broker: ScriptedBroker, condition: Any) -> None:
 
 async def test_a_publish_returns_its_receipt(scripted: ScriptedBroker, client: AsyncBrokerClient) -> None:
     receipt = await client.publish("orders", b"one", partition=0, key="k", timestamp_ms=5, colour="red")
-    assert receipt == ("orders", 0, 0, 1_700_000_000_123, "fsynced", False)
+    assert receipt == ("orders", 0, 0, 1_700_000_000_123, "fsynced", False, False)
     assert (await client.publish_text("orders", "grün")).offset == 1
     assert scripted.bodies == [b"one", "grün".encode()]
     assert scripted.messages[0].properties == {"topic": "orders", "partition": "0", "key": "k", "colour": "red"}

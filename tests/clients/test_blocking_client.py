@@ -50,7 +50,13 @@ def test_the_first_use_connects(scripted: ScriptedBroker) -> None:
     assert client.ping() > 0
     client.disconnect()
     assert scripted.hellos == [
-        {"protocol": "1", "compression": "zstd,lz4", "client_id": "tester", "producer_id": "new"}
+        {
+            "protocol": "1",
+            "features": "redirect",
+            "compression": "zstd,lz4",
+            "client_id": "tester",
+            "producer_id": "new",
+        }
     ]
 
 
@@ -67,7 +73,7 @@ def test_disconnecting_does_not_wait_for_a_thread_that_stands_aside(
 def test_a_publish_returns_its_receipt(scripted: ScriptedBroker, client: BrokerClient) -> None:
     receipt = client.publish("orders", b"one", partition=0, key="k", timestamp_ms=5, colour="red")
     assert receipt
-    assert receipt == ("orders", 0, 0, 1_700_000_000_123, "fsynced", False)
+    assert receipt == ("orders", 0, 0, 1_700_000_000_123, "fsynced", False, False)
     [message] = scripted.messages
     assert (message.body, message.timestamp) == (b"one", 5)
     assert message.properties == {"topic": "orders", "partition": "0", "key": "k", "colour": "red"}

@@ -34,7 +34,7 @@ from qb.core.wire.errors import Code, PeerMisbehaved
 from qb.core.wire.frames import PROBE, MessageType, decode_frame, encode_frame, frame_length
 from qb.doors.binary import replies
 
-OFFER = {"compression": "zstd,lz4"}
+OFFER = {"features": "redirect", "compression": "zstd,lz4"}
 FORM = PublishForm("orders")
 
 

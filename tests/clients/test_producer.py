@@ -294,7 +294,7 @@ def test_acks_none_is_done_when_it_is_sent_and_the_receipt_says_so() -> None:
     with ScriptedBroker(Plan(silent=True)) as broker, silenced(broker) as client:
         with client.producer("orders", acks="none") as producer:
             receipt = producer.send(b"one").result(PATIENCE)
-        assert receipt == ("orders", -1, -1, 0, "none", False)
+        assert receipt == ("orders", -1, -1, 0, "none", False, False)
 
 
 def test_a_refusal_with_acks_none_reaches_the_log(
