@@ -81,6 +81,7 @@ class CellNode:
             self._client, cluster.cell, self._store.stream, name, address, cluster_address, cluster.lease_ttl / 3
         )
         self._doors = FollowerDoors(settings, listening, self.view, tls)
+        self.users = self._doors.users  # whom it answers as a follower; an owner has users of its own
 
     # The tree of tasks
 

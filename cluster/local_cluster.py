@@ -30,6 +30,7 @@ STOP_WITHIN = 20.0  # seconds for each kind of process to end; then it is killed
 RESTART_AFTER = 1.0  # seconds before a process that has ended by itself is started again
 LOOK = 0.1  # seconds between two looks at the processes
 _PR_SET_PDEATHSIG = 1
+REFUSALS = ("BAD_REQUEST", "UNAUTHENTICATED")  # of a HELLO without TLS, or without a token
 
 
 class ChildProcess(NamedTuple):
@@ -250,7 +251,10 @@ def _reason(code: int) -> str:
 
 
 def knows_owner(address: str) -> bool:
-    """Say whether a broker owns its cell, or knows which one does. Takes at most two seconds."""
+    """Say whether a broker owns its cell, or knows which one does. Takes at most two seconds.
+
+    One that wants TLS or a token is taken to be ready when it says so.
+    """
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), 1.0) as sock:
@@ -264,4 +268,4 @@ def knows_owner(address: str) -> bool:
         answer = decode_frame(said).properties
     except (OSError, BrokerError):
         return False
-    return answer.get("status") == "success" or "owner" in answer
+    return answer.get("status") == "success" or "owner" in answer or answer.get("code") in REFUSALS

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Protocol
 
@@ -223,9 +223,18 @@ async def run_node(
     with ExitStack() as opened:
         others = [opened.enter_context(listener) for listener in cluster_listeners(settings)]
         node = CellNode(settings, listening, others, stop, serve_cell, tls)
-        reload = partial(reload_all, brokers, tls) if settings.security.users_file or tls else None
+
+        def reload() -> None:
+            reload_all(brokers, tls)
+            with suppress(
+                UsersFileError
+            ):  # the log says so, if this broker is the owner; a follower answers admins alone
+                node.users.reload()
+
+        reloads = bool(settings.security.users_file or tls)
+        stopping = partial(stop_on_signal, hangup_stops=hangup_stops, reload=reload if reloads else None)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(stop_on_signal, signals, stop, hangup_stops=hangup_stops, reload=reload))
+            nursery.start_soon(stopping, signals, stop)
             await node.run()
             nursery.cancel_scope.cancel()
     log.info("stopped")
