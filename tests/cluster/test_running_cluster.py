@@ -149,7 +149,7 @@ def test_certificates_and_tokens_hold_at_every_broker(tmp_path: Path) -> None:
         with BrokerClient(servers=servers, token="secret", ca_file=ca, connect_wait=30) as client:
             client.create_topic("t")
         for server in servers:  # two of them redirect
-            with BrokerClient(server, token="secret", ca_file=ca) as client:
+            with BrokerClient(server, token="secret", ca_file=ca, connect_wait=30) as client:
                 assert client.publish("t", b"x").durability == "replicated"
             with pytest.raises(BrokerUnavailable) as refused:
                 BrokerClient(server, ca_file=ca).connect()
