@@ -1,7 +1,8 @@
 """How many connections there may be: in all, by door and by address. Pure: addresses in, slots out.
 
-The last few slots are for loopback alone, so that the operator's own client gets in when others have taken the rest.
-A door with something urgent to answer (`/health`) has a few brief slots beyond all limits but that of an address.
+The last few slots are for loopback alone. A door with something urgent to answer (`/health`, and whatever a client on
+this machine asks, for that may be the operator's) has a few brief slots beyond them. So others, also on this machine,
+keep neither out. The limit of one address holds for those of other machines in any case.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 from qb.core.rights.address_quotas import source_of
 from qb.core.wire.errors import TooManyConnections
+from qb.doors.brief_session import Urgent
 
 RESERVED = 16  # slots for loopback, but never more than a tenth of all
 
@@ -22,6 +24,7 @@ class ConnectionSlot(NamedTuple):
     door: str
     address: str
     refusal: TooManyConnections | None  # why it may only ask for something urgent
+    is_loopback: bool
 
 
 class ConnectionLimits:
@@ -40,21 +43,23 @@ class ConnectionLimits:
         self._doors: Counter[str] = Counter()
         self._addresses: Counter[str] = Counter()
 
-    def admit(self, door: str, host: str, *, has_urgent: bool = False) -> ConnectionSlot:
+    def admit(self, door: str, host: str, urgent: Urgent | None = None) -> ConnectionSlot:
         """Return a slot for a peer from that address. Raises TooManyConnections.
 
-        A door that `has_urgent` requests gets a slot with a refusal instead, for those requests alone.
+        A door that has something `urgent` to answer gets a slot with a refusal instead, for that alone.
         """
         address, is_loopback = source_of(host)
-        self._check_address(address, is_loopback)
+        if not is_loopback:
+            self._check_address(address, is_loopback)
         refusal = None
         try:
+            self._check_address(address, is_loopback)
             self._check_room(door, is_loopback)
         except TooManyConnections as error:
-            if not has_urgent:
+            if urgent is None or (urgent.loopback_only and not is_loopback):
                 raise
             refusal = error
-        slot = ConnectionSlot(door, address, refusal)
+        slot = ConnectionSlot(door, address, refusal, is_loopback)
         self._note(slot, 1)
         return slot
 
@@ -63,9 +68,10 @@ class ConnectionLimits:
         self._note(slot, -1)
 
     def _note(self, slot: ConnectionSlot, change: int) -> None:
-        self._addresses[slot.address] += change
-        if not self._addresses[slot.address]:
-            del self._addresses[slot.address]
+        if slot.refusal is None or not slot.is_loopback:
+            self._addresses[slot.address] += change
+            if not self._addresses[slot.address]:
+                del self._addresses[slot.address]
         if slot.refusal is None:
             self.count += change
             self._doors[slot.door] += change

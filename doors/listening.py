@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import socket
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
@@ -19,7 +20,7 @@ from qb.core.settings import Settings
 from qb.core.wire.errors import REPLIES, BrokerError, QuotaExceeded, TooManyConnections
 from qb.doors.binary.replies import refusal
 from qb.doors.binary.session import Session
-from qb.doors.brief_session import BriefSession, brief_scopes
+from qb.doors.brief_session import BriefScopes, BriefSession, Urgent, brief_scopes
 from qb.doors.connection_limits import ConnectionLimits, ConnectionSlot
 from qb.doors.socket_poll import AVAILABLE, SocketPoll
 from qb.doors.tls_session import TlsSession
@@ -75,7 +76,7 @@ class Door(Protocol):
     """A way to speak with the broker."""
 
     name: str  # one word: how its connections are counted
-    urgent: bytes  # how a request begins that is answered even if there is no slot; b"": none is
+    urgent: Urgent | None  # what is answered even if there is no slot
 
     def open(self, transport: Transport, address: str) -> PeerSession:
         """Return the session of a peer that has come."""
@@ -88,7 +89,7 @@ class BinaryDoor:
     """The binary door."""
 
     name = "frames"
-    urgent = b""
+    urgent = Urgent(loopback_only=True, seconds=60)  # the operator's own client
 
     def __init__(self, broker: MessageBroker) -> None:
         self._broker = broker
@@ -137,7 +138,7 @@ class Peers:
         self._limits = limits_of(broker.settings)
         self._budget = InputBudget(broker.settings.server.max_unfinished_bytes, broker.settings.server.frame_deadline)
         self._unread = OutputBudget(broker.settings.server.max_unread_bytes)
-        self._briefs = brief_scopes()
+        self._briefs: defaultdict[str, BriefScopes] = defaultdict(brief_scopes)  # by door
         self._faults = Faults()
         low_latency = broker.settings.server.low_latency
         commit_step, is_tight = broker.engine.commit_step, self._budget.is_tight
@@ -179,7 +180,7 @@ class Peers:
         users = self._broker.access.users
         allowance = users.of_address(host) if users.enabled else None
         try:
-            slot = self._limits.admit(door.name, host, has_urgent=bool(door.urgent))
+            slot = self._limits.admit(door.name, host, door.urgent)
             if allowance is not None:
                 self._count(allowance, slot)
         except (TooManyConnections, QuotaExceeded) as error:
@@ -200,8 +201,8 @@ class Peers:
 
     def _session(self, transport: Transport, door: Door, address: str, slot: ConnectionSlot) -> PeerSession:
         def opened() -> PeerSession:
-            if slot.refusal is not None:
-                return self._brief(transport, door, address, slot.refusal)
+            if slot.refusal is not None and door.urgent is not None:
+                return self._brief(transport, door, door.urgent, address, slot.refusal)
             return door.open(transport, address)
 
         return TlsSession(transport, address, opened, door.refuse) if isinstance(transport, TlsTransport) else opened()
@@ -211,11 +212,16 @@ class Peers:
         log.warning("refused %s: %s", address, error)
         return door.refuse(error)
 
-    def _brief(self, transport: Transport, door: Door, address: str, error: TooManyConnections) -> PeerSession:
+    def _brief(
+        self, transport: Transport, door: Door, urgent: Urgent, address: str, error: TooManyConnections
+    ) -> PeerSession:
         async def serve() -> None:
             await door.open(transport, address).run()
 
-        return BriefSession(transport, door.urgent, serve, partial(self._refusal, door, address, error), self._briefs)
+        if not urgent.begins:
+            log.warning("%s has a slot of the operator's reserve for %g s: %s", address, urgent.seconds, error)
+        refuse = partial(self._refusal, door, address, error)
+        return BriefSession(transport, urgent, serve, refuse, self._briefs[door.name])
 
     async def _serve(self, session: PeerSession, slot: ConnectionSlot, allowance: Allowance | None) -> None:
         self._sessions.add(session)

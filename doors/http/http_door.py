@@ -12,6 +12,7 @@ import trio
 
 from qb.core.broker.message_broker import MessageBroker
 from qb.core.wire.errors import BrokerError, PeerMisbehaved
+from qb.doors.brief_session import Urgent
 from qb.doors.http.http_app import HttpApp, make_service
 from qb.doors.http.http_connection import HttpConnection
 from qb.doors.http.requests.http_errors import HttpError, raw_response, refusal
@@ -29,7 +30,7 @@ class HttpDoor:
     """Serves each connection that comes."""
 
     name = "http"
-    urgent = b"GET /health "
+    urgent = Urgent(b"GET /health ")
 
     def __init__(self, broker: MessageBroker) -> None:
         self.service = make_service(broker)

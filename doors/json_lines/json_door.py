@@ -37,7 +37,7 @@ class JsonDoor:
     """Opens a session for each peer."""
 
     name = "json"
-    urgent = b""
+    urgent = None
 
     def __init__(self, broker: MessageBroker) -> None:
         self._broker = broker

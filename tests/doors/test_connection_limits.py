@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from qb.core.wire.errors import TooManyConnections
+from qb.doors.brief_session import Urgent
 from qb.doors.connection_limits import ConnectionLimits
+from qb.doors.listening import BinaryDoor
 
+URGENT = {"http": Urgent(b"GET /health ")}
 BY_DOOR = {"json": (30, "QB_JSON_MAX_CONNECTIONS"), "http": (30, "QB_HTTP_MAX_CONNECTIONS")}
 
 
@@ -14,7 +17,7 @@ def fill(limits: ConnectionLimits, door: str, host: str) -> tuple[int, str]:
     """Connect until that is refused; returns how many got in, and the refusal."""
     for number in range(10_000):
         try:
-            slot = limits.admit(door, host, has_urgent=door == "http")
+            slot = limits.admit(door, host, URGENT.get(door))
         except TooManyConnections as error:
             return number, str(error)
         if slot.refusal is not None:
@@ -77,7 +80,7 @@ def test_a_small_broker_keeps_its_reserve_from_the_other_doors_too():
 def test_when_all_slots_are_taken_a_peer_may_ask_for_what_is_urgent_and_takes_no_slot():
     limits = ConnectionLimits(100, 1_000, BY_DOOR)
     fill(limits, "frames", "127.0.0.1")
-    slot = limits.admit("http", "10.0.0.1", has_urgent=True)
+    slot = limits.admit("http", "10.0.0.1", URGENT["http"])
     assert "QB_MAX_CONNECTIONS" in str(slot.refusal)
     assert limits.count == 100
     limits.leave(slot)
@@ -91,3 +94,20 @@ def test_a_slot_that_is_left_can_be_taken():
         limits.admit("frames", "127.0.0.1")
     limits.leave(slot)
     limits.admit("frames", "127.0.0.1")
+
+
+@pytest.mark.parametrize("per_address", [0, 10])
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_peers_on_this_machine_do_not_keep_the_operator_out(host, per_address):
+    limits = ConnectionLimits(100, per_address, BY_DOOR)
+    for door in ("frames", "http", "json"):
+        fill(limits, door, host)
+    for _ in range(1_000):  # as many as come: the oldest makes way
+        operator = limits.admit("frames", host, BinaryDoor.urgent)
+        assert operator.refusal is not None
+        limits.leave(operator)
+        assert limits.admit("http", host, URGENT["http"]).refusal is not None
+    limits = ConnectionLimits(10)
+    fill(limits, "frames", host)
+    with pytest.raises(TooManyConnections):
+        limits.admit("frames", "10.0.0.1", BinaryDoor.urgent)

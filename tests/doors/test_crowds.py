@@ -123,8 +123,15 @@ def test_idle_json_peers_leave_room_for_the_operators_client_and_for_health(star
     for peer in peers:
         peer.send(MessageType.HEARTBEAT, 7)
         assert peer.receive().type == MessageType.HEARTBEAT
-    with Peer(broker.port) as refused:
-        assert "QB_MAX_CONNECTIONS" in refused.receive().properties["error"]
+    for _ in range(50):  # there is always one more for the operator, also beside others that are on this machine
+        with Peer(broker.port) as operator:
+            operator.send(MessageType.HEARTBEAT, 7)
+            assert operator.receive().type == MessageType.HEARTBEAT
+    lingering = [Peer(broker.port) for _ in range(30)]
+    with BrokerClient(port=broker.port) as client:
+        assert client.list_topics() == []
+    for peer in lingering:
+        peer.socket.close()
     hanging = [connect(broker, "http") for _ in range(20)]  # these take the brief slots, and say nothing
     with urllib.request.urlopen(f"http://127.0.0.1:{port_of(broker, 'http')}/health", timeout=30) as answer:
         assert answer.status == 200
@@ -133,13 +140,13 @@ def test_idle_json_peers_leave_room_for_the_operators_client_and_for_health(star
 
 
 def test_connections_of_one_address_are_limited_where_that_is_set(start_broker):
-    broker = start_broker(max_connections_per_address=3)
+    broker = start_broker(max_connections_per_address=3, json_port=free_port())
     with BrokerClient(port=broker.port) as client:
-        peers = [Peer(broker.port) for _ in range(3)]
-        refusal = peers[-1].receive()
-        assert refusal.properties["code"] == "TOO_MANY_CONNECTIONS"
-        assert "QB_MAX_CONNECTIONS_PER_ADDRESS" in refusal.properties["error"]
-        assert client.list_topics() == []
+        peers = [Peer(broker.port) for _ in range(2)]
+        with connect(broker, "json") as refused:
+            assert b"QB_MAX_CONNECTIONS_PER_ADDRESS" in last_words(refused)
+        with BrokerClient(port=broker.port) as operator:
+            assert operator.list_topics() == client.list_topics() == []
         for peer in peers:
             peer.socket.close()
 

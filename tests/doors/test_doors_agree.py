@@ -14,9 +14,17 @@ import pytest
 
 from qb.clients.protocol.client_errors import QBError
 from qb.clients.protocol.publish_frames import form_of
+from qb.core.rights.needs import Thing
+from qb.core.rights.principals import Verb
+from qb.core.wire.compression.compressed_frames import compress
 from qb.core.wire.frames import Frame, data_frames, encode_frame
 from qb.core.wire.frames import MessageType as T
 from qb.core.wire.message_rules import LATEST_MS
+from qb.doors.binary.frame_requests import NEEDS
+from qb.doors.binary.methods import METHODS
+from qb.doors.http.http_app import ROWS as ROUTES
+from qb.doors.http.requests.request_bodies import RAW
+from qb.doors.json_lines.json_methods import ROWS as LINES
 
 
 class Message(NamedTuple):
@@ -333,8 +341,70 @@ async def test_a_frame_carries_the_fields_that_are_its_own(a_broker):
         assert await refused_stage(connect, "a", fields) is None
 
 
+async def refused_run(connect, topic, properties, body=b"x"):
+    peer = await connect()
+    await peer.ask(T.HELLO, 2**63, protocol="1", producer_id="new")
+    answer = await peer.publish(topic, body, number=1, **properties)
+    return answer.properties.get("error")
+
+
+async def refused_compressed(connect, topic, properties, body=b"x"):
+    peer = await connect()
+    await peer.ask(T.HELLO, 2**63, protocol="1", compression="lz4", producer_id="new")
+    publish = encode_frame(T.PUBLISH, 1, 0, {"topic": topic, **properties}, body * 5_000)
+    packed = compress("lz4", (publish,), 1)
+    await peer.stream.send_all(packed)
+    return (await peer.receive()).properties.get("error")
+
+
+async def refused_transaction(connect, topic, properties, body=b"x", fine=b""):
+    peer = await connect()
+    message = encode_frame(T.DATA, 0, 5, {"topic": topic, **properties}, body)
+    part = encode_frame(T.STAGE, 0, 0, {"topic": topic, "partition": "0"}, message)
+    answer = await peer.ask(T.TRANSACTION, 1, fine + part, transaction="x")
+    return answer.properties.get("error")
+
+
+async def refused_mixed_transaction(connect, topic, properties, body=b"x"):
+    await (await connect.lines()).ask("createTopic", topic="fine")
+    fine = encode_frame(
+        T.STAGE, 0, 0, {"topic": "fine", "partition": "0"}, encode_frame(T.DATA, 0, 5, {"topic": "fine"})
+    )
+    return await refused_transaction(connect, topic, properties, body, fine)
+
+
+async def refused_raw(connect, topic, properties, body=b"x"):
+    http = await connect.http()
+    answer = await http.ask("POST", f"/topics/{topic}/messages", body=body, headers={"content-type": RAW})
+    return answer.json.get("error")
+
+
+# Every row of every door with which a peer can have something stored in a topic that it names, and how it is tried.
+WAYS_TO_APPEND = {
+    "frame PUBLISH": [refused_frame, refused_run],
+    "frame STAGE": [refused_stage],
+    "frame TRANSACTION": [refused_transaction, refused_mixed_transaction],
+    "frame COMPRESSED": [refused_compressed],
+    "line produce": [refused_line],
+    "POST /topics/{topic}/messages": [refused_request, refused_batch, refused_ndjson, refused_raw],
+}
+
+
+def test_every_way_to_append_is_tried():
+    def appends(needs):
+        names = [each for each in needs.names if each.thing is Thing.TOPIC and Verb.PUBLISH in each.verbs]
+        return any(each.field == "topic" and len(each.verbs) == 1 for each in names)
+
+    frames = {f"frame {T(each).name}" for each, needs in NEEDS.items() if appends(needs)}
+    methods = {f"method {name}" for name, row in METHODS.items() if appends(row.needs)}
+    lines = {f"line {name}" for name, row in LINES.items() if appends(row.needs)}
+    routes = {f"{row.method} {row.path}" for row in ROUTES if appends(row.needs)}
+    carriers = {"frame TRANSACTION", "frame COMPRESSED"}  # what they carry has needs of its own
+    assert frames | methods | lines | routes | carriers == set(WAYS_TO_APPEND)
+
+
 @pytest.mark.parametrize("auto_create_topics", [False, True])
-@pytest.mark.parametrize("way_in", FRAMES + OTHERS)
+@pytest.mark.parametrize("way_in", [way for ways in WAYS_TO_APPEND.values() for way in ways])
 async def test_only_the_broker_writes_to_default_dead_letter_topics(a_broker, way_in, auto_create_topics):
     async with a_broker(auto_create_topics=auto_create_topics) as connect:
         words = "only the broker writes to 's.dead-letters', for dead letters; publish to another topic"
@@ -342,6 +412,8 @@ async def test_only_the_broker_writes_to_default_dead_letter_topics(a_broker, wa
         await (await connect.lines()).data("createTopic", topic="s.dead-letters")
         assert words in await way_in(connect, "s.dead-letters", {})
         assert connect.broker.topics.log("s.dead-letters", 0).next_offset == 0
+        if "fine" in connect.broker.engine.topics():
+            assert connect.broker.topics.log("fine", 0).next_offset == 0, "nor what came with it"
 
 
 async def test_a_topic_made_without_options_is_the_same_through_all_doors(a_broker):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qb.doors.http.http_app import ROWS
-from qb.doors.http.requests.browser_rules import host_name
+from qb.doors.http.requests.browser_rules import accepts_events, host_name
 from qb.doors.http.requests.http_errors import raw_response
 from tests.support.http_peers import READS_EVENTS
 
@@ -37,7 +37,21 @@ def test_a_host_is_compared_without_port_case_and_final_dot(header, name):
     assert host_name(header) == name
 
 
-@pytest.mark.parametrize("accept", ["*/*", "image/avif,image/webp,*/*;q=0.8", "text/html,*/*;q=0.8", None])
+REFUSED = "text/event-stream;q=0"
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "*/*",
+        "image/avif,image/webp,*/*;q=0.8",
+        "text/html,*/*;q=0.8",
+        None,
+        REFUSED,
+        "*/*, Text/Event-Stream ; charset=utf-8 ; Q=0.000",
+        "text/event-streams",
+    ],
+)
 async def test_a_get_joins_a_subscription_only_if_it_says_that_it_reads_events(a_broker, accept):
     async with a_broker() as connect:
         peer = await connect.http()
@@ -47,6 +61,13 @@ async def test_a_get_joins_a_subscription_only_if_it_says_that_it_reads_events(a
         assert (answer.status, answer.json["code"]) == (406, "NOT_ACCEPTABLE")
         assert "Accept: text/event-stream" in answer.json["error"]
         assert (await peer.ok("GET", "/subscriptions/s"))["lag"] == 2
+
+
+@pytest.mark.parametrize(
+    "accept", ["text/event-stream", "TEXT/EVENT-STREAM;q=0.001", f"{REFUSED}, text/event-stream;charset=utf-8"]
+)
+def test_events_may_be_named_with_a_weight_or_parameters(accept):
+    assert accepts_events(accept)
 
 
 @pytest.mark.parametrize("site", ["same-site", "cross-site"])

@@ -542,7 +542,6 @@ async def test_the_limit_on_connections_counts_all_doors_together(a_broker):
         refusal = "this broker allows 2 connections and has them (QB_MAX_CONNECTIONS)"
         assert await refused.receive() == {"ok": False, "error": refusal}
         assert await refused.receive_bytes() is None
-        assert (await (await connect()).receive()).properties["code"] == "TOO_MANY_CONNECTIONS"
         await lines.stream.send_eof()
         assert await lines.receive_bytes() is None
         again = await connect.lines()

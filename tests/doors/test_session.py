@@ -13,6 +13,7 @@ import trio
 
 from qb.core.wire.frames import PROBE, MessageType, encode_frame
 from qb.doors.binary import session
+from qb.doors.brief_session import SLOTS
 from qb.doors.json_lines import json_door
 from tests.support.disk import patch_sync, patch_write
 from tests.support.peers import identity
@@ -260,14 +261,18 @@ async def test_a_malformed_frame_is_answered_with_bad_frame_and_closes_only_that
         assert (await good.ask(MessageType.CREATE_TOPIC, 1, topic="a")).properties["status"] == "success"
 
 
-async def test_one_connection_too_many_is_answered_so(a_broker):
+async def test_one_connection_too_many_is_answered_so_and_on_this_machine_served_until_others_want_its_slot(a_broker):
     async with a_broker(max_connections=2) as connect:
         peers = [await connect() for _ in range(2)]
         for peer in peers:
             await peer.ask(MessageType.HEARTBEAT, 1)
-        third = await connect()
-        assert (await third.receive()).properties["code"] == "TOO_MANY_CONNECTIONS"
-        assert await third.receive() is None
+        third, *others = [await connect() for _ in range(1 + SLOTS)]
+        with trio.fail_after(10):
+            for peer in others:
+                assert (await peer.ask(MessageType.CREATE_TOPIC, 1, topic="a")).type == MessageType.ACK
+            assert await third.receive() is None
+        assert "QB_MAX_CONNECTIONS" in await (await connect.lines()).error("listTopics")
+        assert (await peers[0].ask(MessageType.HEARTBEAT, 1)).type == MessageType.HEARTBEAT
         await peers[0].stream.aclose()
         with trio.fail_after(10):
             while (await (await connect()).ask(MessageType.HEARTBEAT, 1)).type != MessageType.HEARTBEAT:

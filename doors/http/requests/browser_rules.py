@@ -7,6 +7,7 @@ Three facts of a request give such a page away: the name by which it reached us 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from ipaddress import ip_address
 
@@ -14,6 +15,7 @@ from qb.doors.http.requests.http_errors import HttpError
 
 LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "localhost6", "ip6-localhost", "ip6-loopback")
 EVENTS = "text/event-stream"
+_REFUSED = re.compile(r"\s*q\s*=\s*0(\.0*)?\s*", re.IGNORECASE)  # this weight means "not acceptable"
 SHOWN = 100  # characters of a peer's own text in an error
 
 
@@ -59,12 +61,19 @@ def check_origin(headers: Mapping[str, str]) -> None:
         raise HttpError(403, "FOREIGN_ORIGIN", "a page of another site may not use this broker")
 
 
+def accepts_events(accept: str) -> bool:
+    """Return whether an Accept header names event streams, and not as what the sender cannot read (`;q=0`)."""
+    ranges = (each.split(";") for each in accept.split(","))
+    named = [parameters for kind, *parameters in ranges if kind.strip().lower() == EVENTS]
+    return any(not any(map(_REFUSED.fullmatch, parameters)) for parameters in named)
+
+
 def check_join(headers: Mapping[str, str]) -> None:
     """Refuse to join a subscription by a GET that no program for event streams made, such as that of an <img>.
 
     It is the one GET that changes something: it takes messages. Raises HttpError.
     """
-    if EVENTS not in headers.get("accept", "").lower():
+    if not accepts_events(headers.get("accept", "")):
         raise HttpError(
             406,
             "NOT_ACCEPTABLE",
