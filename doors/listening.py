@@ -76,7 +76,10 @@ class Door(Protocol):
     """A way to speak with the broker."""
 
     name: str  # one word: how its connections are counted
-    urgent: Urgent | None  # what is answered even if there is no slot
+
+    @property
+    def urgent(self) -> Urgent | None:
+        """What is answered even if there is no slot."""
 
     def open(self, transport: Transport, address: str) -> PeerSession:
         """Return the session of a peer that has come."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
+from weakref import ref
 
 import trio
 
@@ -20,17 +21,22 @@ from qb.storage.faults import Fault
 
 
 class SaveSchedule:
-    """When a subscription is to be saved."""
+    """When a subscription is to be saved. It does not keep it alive: the two are no cycle."""
 
-    __slots__ = ("active", "began", "due", "fault", "took", "waiters")
+    __slots__ = ("_active", "began", "due", "fault", "took", "waiters")
 
     def __init__(self, active: ActiveSubscription) -> None:
-        self.active = active
+        self._active = ref(active)
         self.due = NEVER  # set by Deadlines
         self.began = 0.0  # when its last snapshot was taken
         self.took = 0.0  # seconds that taking it cost
         self.fault = Fault(f"saving of subscription {active.name}")
         self.waiters: list[SaveWaiter] = []  # for the next snapshot that is taken
+
+    @property
+    def active(self) -> ActiveSubscription | None:
+        """The subscription; None if it is no more, and nobody waits for it."""
+        return self._active()
 
 
 class SaveWaiter:
@@ -125,7 +131,10 @@ class ActiveSubscription:
         for sink in self.sinks.values():
             self.subscription.block(sink.name, sink.full)
         room = self.subscription.room()
-        if not room or not self.unread:
+        if not self.unread:
+            return
+        if not room:
+            self.subscription.wait_for_room()
             return
         share = -(-room // self.unread.begin_round(now))
         for partition in self.unread:

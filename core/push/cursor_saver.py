@@ -117,7 +117,8 @@ class CursorSaver:
         """
         saves, cursors, turn = [], 0, Turn()
         for saving in self._deadlines.pop_due(now):
-            if save := self._snapshot_or_retry(saving.active, now):
+            active = saving.active
+            if active is not None and (save := self._snapshot_or_retry(active, now)):
                 saves.append(save)
                 cursors += len(save.changes.partitions)
                 if cursors >= AT_ONCE or turn.is_over:

@@ -21,6 +21,7 @@ from qb.core.pacing import Turn, working_on
 from qb.core.push.active_subscription import ActiveSubscription, PushRound
 from qb.core.push.cursor_saver import CursorSaver
 from qb.core.push.delivery_sinks import DeliverySink, PushedRun
+from qb.core.push.kept_cursors import KeptCursors
 from qb.core.push.serving_turns import ServingTurns
 from qb.core.push.stored_slices import Frames, collect, collect_recent
 from qb.core.push.window_shares import WindowShares
@@ -49,6 +50,7 @@ class DeliveryRounds:
     """All subscriptions in service."""
 
     def __init__(self, metadata: Metadata, store_dead_letter: StoreDeadLetter) -> None:
+        self._kept_cursors = KeptCursors()
         self._store_dead_letter = store_dead_letter
         self._saver = CursorSaver(metadata, self.serve)
         self._active: dict[str, ActiveSubscription] = {}
@@ -73,6 +75,7 @@ class DeliveryRounds:
     def add(self, active: ActiveSubscription) -> None:
         """Put a subscription into service."""
         self._active[active.name] = active
+        self._kept_cursors.add(len(active.logs))
         self.serve_soon(active)
 
     def remove(self, active: ActiveSubscription, reason: str) -> None:
@@ -85,11 +88,14 @@ class DeliveryRounds:
             sink.removed(active.name, reason)
         active.sinks.clear()
         self._watch_logs(active)
+        active.subscription.close()
+        active.due = NEVER
 
     def add_partitions(self, active: ActiveSubscription, logs: Mapping[int, PartitionLog]) -> None:
         """The topic has more partitions: serve them from their beginning."""
         new = {partition: each for partition, each in logs.items() if partition not in active.logs}
         active.logs = {**active.logs, **new}
+        self._kept_cursors.add(len(new))
         for partition, each in new.items():
             active.subscription.add_partition(partition, 0)
             if active.unwatch:
@@ -137,6 +143,7 @@ class DeliveryRounds:
             logs = active.logs.items()
             active.unwatch = [each.watch(partial(self._published, active, partition)) for partition, each in logs]
             self.read_again(active, active.logs)
+            self._kept_cursors.add(len(logs))
         elif not active.sinks:
             for unwatch in active.unwatch:
                 unwatch()
@@ -160,6 +167,12 @@ class DeliveryRounds:
             active.again = True
         elif not active.gone and not active.service.text:
             self._serve_in_turn(active)
+
+    def has_room(self, name: str) -> None:
+        """All subscriptions together have fewer messages open: one that waited for that may go on."""
+        active = self._active.get(name)
+        if active is not None:
+            self.serve_soon(active)
 
     def _serve_in_turn(self, active: ActiveSubscription) -> None:
         self._turns.add(active, partial(self._serve_now, active))

@@ -15,12 +15,12 @@ from qb.core.positions import resolve
 from qb.core.push.active_subscription import ActiveSubscription
 from qb.core.push.dead_letters import DeadLetterReader, DeadLetterView, properties_of
 from qb.core.push.delivery_rounds import DeliveryRounds
-from qb.core.push.kept_cursors import KeptCursors
 from qb.core.push.saved_subscriptions import all_keys, key_of, load, value_of
 from qb.core.push.subscription_listing import description_of, summaries_of, summary_of, totals_of
 from qb.core.rights.known_users import KnownUsers
 from qb.core.settings import ServerSettings
 from qb.core.subscriptions.push_decisions import DeadLetterDecision
+from qb.core.subscriptions.shared_room import SharedRoom
 from qb.core.subscriptions.subscription import Subscription
 from qb.core.subscriptions.subscription_options import SubscriptionOptions, parse_options
 from qb.core.subscriptions.subscription_report import SubscriptionTotals
@@ -60,8 +60,9 @@ class SubscriptionManager:
         self._store = store
         self._dead_letters = DeadLetterReader(engine.metadata)
         self._changing = trio.Lock()  # held while subscriptions, and topics below them, come or go
+        self._shared = SharedRoom(settings.max_open_messages)
         self.deliveries = DeliveryRounds(engine.metadata, self._store_dead_letter)
-        self._kept_cursors = KeptCursors()
+        self._shared.has_room = self.deliveries.has_room
         self._restore()
 
     def _restore(self) -> None:
@@ -71,13 +72,14 @@ class SubscriptionManager:
                 self._forget(saved.name, saved.topic, known)
                 continue
             logs = self._logs(saved.topic)
-            restored = Subscription.restore(saved.name, saved.snapshot, trio.current_time(), random.Random())
+            restored = Subscription.restore(
+                saved.name, saved.snapshot, trio.current_time(), random.Random(), self._shared
+            )
             for partition in logs.keys() - set(known):
                 restored.add_partition(partition, 0)  # it was added, and the broker stopped before this was saved
             self.deliveries.add(
                 ActiveSubscription(saved.name, saved.topic, saved.created_ms, restored, logs, saved.made_by)
             )
-            self._kept_cursors.add(len(logs))
 
     def _forget(self, name: str, topic: str, partitions: list[int]) -> None:
         """Remove what is kept of a subscription whose topic is gone."""
@@ -125,7 +127,7 @@ class SubscriptionManager:
             check_subscription(subscription_id)
             self._check_room(made_by, len(logs))
             starts = {partition: await resolve(log, start_offset) for partition, log in logs.items()}
-            made = Subscription(subscription_id, wanted, starts, random.Random())
+            made = Subscription(subscription_id, wanted, starts, random.Random(), self._shared)
             return await self._add(ActiveSubscription(subscription_id, topic, now_ms(), made, logs, made_by))
 
     def _same(self, known: ActiveSubscription, topic: str, wanted: SubscriptionOptions) -> dict[str, Any]:
@@ -147,7 +149,6 @@ class SubscriptionManager:
             await self._engine.metadata.put(key_of(active.name), value)
         self.deliveries.add(active)
         self.deliveries.add_partitions(active, self._logs(active.topic))  # the topic may have grown meanwhile
-        self._kept_cursors.add(len(active.logs))
         return summary_of(active)
 
     def _check_room(self, made_by: str, cursors: int) -> None:
@@ -209,7 +210,6 @@ class SubscriptionManager:
         """Serve the new partitions of a topic from their beginning."""
         logs = self._logs(topic)
         for active in self.on_topic(topic):
-            self._kept_cursors.add(len(logs) - len(active.logs))
             self.deliveries.add_partitions(active, logs)
 
     async def fork(self, subscription_id: str, new_id: str, made_by: str = "") -> dict[str, Any]:
@@ -220,7 +220,7 @@ class SubscriptionManager:
             if self.deliveries.get(new_id) is not None:
                 raise SubscriptionExists(f"subscription {new_id!r} exists already")
             snapshot = source.subscription.copy().forked()
-            forked = Subscription.restore(new_id, snapshot, trio.current_time(), random.Random())
+            forked = Subscription.restore(new_id, snapshot, trio.current_time(), random.Random(), self._shared)
             return await self._add(ActiveSubscription(new_id, source.topic, now_ms(), forked, source.logs, made_by))
 
     # Looking

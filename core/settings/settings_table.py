@@ -127,6 +127,14 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             "QB_MAX_CURSORS", INTEGER.within(1, 100_000_000), "partitions that all subscriptions together may have"
         ),
     ] = 1_000_000
+    max_open_messages: Annotated[
+        int,
+        Setting(
+            "QB_MAX_OPEN_MESSAGES",
+            INTEGER.within(1, 100_000_000),
+            "messages that all subscriptions together may have in flight or waiting",
+        ),
+    ] = 1_000_000
     max_groups: Annotated[
         int, Setting("QB_MAX_GROUPS", INTEGER.within(1, 1_000_000), "consumer groups that the broker may have")
     ] = 10_000

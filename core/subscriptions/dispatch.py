@@ -158,7 +158,8 @@ def _offer_fresh(state: SubscriptionState, now: float, limit: int | None) -> lis
     """
     if not state.fresh or state.waiting >= MAX_WAITING:
         return []
-    room = state.round_robin.room() if limit is None else min(limit, state.round_robin.room())
+    room = min(state.round_robin.room(), state.open.room)
+    room = room if limit is None else min(limit, room)
     deliveries: list[PushDecision] = []
     state.rounds += room > 0
     while state.fresh and room > 0 and state.waiting < MAX_WAITING:
@@ -208,7 +209,7 @@ def _lease_by_key(
     already = len(cursor.passed)
     looked_at, given = keyed.distribute(cursor, state.round_robin, count)
     cursor.take_keys(looked_at)
-    state.waiting += len(cursor.passed) - already
+    state.count_waiting(len(cursor.passed) - already)
     state.move(cursor, cursor.next + looked_at, cursor.end)
     return [
         deliver
@@ -234,7 +235,7 @@ def room(state: SubscriptionState) -> int:
     """
     if state.paused or state.departed or state.waiting >= MAX_WAITING:
         return 0
-    free = state.round_robin.room()
+    free = min(state.round_robin.room(), state.open.room)
     if state.breaker.open:
         return 0 if state.queue.may_have_work() else min(free, 1)
     if state.keyed is not None and free:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -48,7 +47,7 @@ def ack_scattered(
         released, others = state.release_scattered(subscriber, lease, offsets[:end])
         subscriber.looked_at += 1 + end // 10
         state.settle_fresh(cursor, (released,))
-        cursor.note_settlement(array("Q", released), now, f"acked by {name}")
+        state.settlements.note(cursor, released, now, f"acked by {name}")
         _note_acked(state, subscriber, len(released), now)
         offsets = others + offsets[end:]
         if not offsets:
@@ -65,7 +64,7 @@ def _ack_run(state: SubscriptionState, subscriber: JoinedSubscriber, cursor: Cur
     left = len(run)
     for lease, part in state.find_acked(subscriber, cursor.partition, run):
         for settled in _settle_leased(state, cursor, lease, part):
-            cursor.note_settlement(settled, now, f"acked by {subscriber.name}")
+            state.settlements.note(cursor, settled, now, f"acked by {subscriber.name}")
             left -= len(settled)
             if lease.recorded or state.keyed is not None:
                 subscriber.looked_at += len(settled) if lease.recorded else len(settled) // 10
@@ -100,7 +99,7 @@ def _ack_late(state: SubscriptionState, cursor: Cursor, name: str, run: range, n
     late = [record for record in late if record.holder == name and record.state is not MessageState.DEAD_LETTERING]
     for record in late:
         state.settle(record)
-        cursor.note_settlement(range(record.offset, record.offset + 1), now, f"acked by {name}")
+        state.settlements.note(cursor, range(record.offset, record.offset + 1), now, f"acked by {name}")
     return len(late)
 
 

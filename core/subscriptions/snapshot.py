@@ -12,6 +12,7 @@ import msgspec
 
 from qb.core.subscriptions.messages.cursor import Cursor
 from qb.core.subscriptions.messages.message_records import MessageRecord, UnexplainedDeath
+from qb.core.subscriptions.shared_room import SharedRoom
 from qb.core.subscriptions.subscription_options import SubscriptionMode, SubscriptionOptions
 from qb.core.subscriptions.subscription_state import SubscriptionState
 from qb.core.wire.errors import BadRequest
@@ -188,10 +189,12 @@ def _by_history(cursor: Cursor) -> Iterator[tuple[tuple[Any, ...], list[MessageR
         yield (attempts, failures, suspicions, alone, reason), list(group)
 
 
-def restore(name: str, snapshot: SubscriptionSnapshot, now: float, random: Random) -> SubscriptionState:
+def restore(
+    name: str, snapshot: SubscriptionSnapshot, now: float, random: Random, shared: SharedRoom | None = None
+) -> SubscriptionState:
     """Return the state as it was, without subscribers: what was in flight is ready again."""
     starts = {partition.partition: partition.next for partition in snapshot.partitions}
-    state = SubscriptionState(name, snapshot.options, starts, random)
+    state = SubscriptionState(name, snapshot.options, starts, random, shared)
     state.paused = snapshot.paused
     state.redelivered = snapshot.redelivered
     state.dead_lettered = snapshot.dead_lettered

@@ -19,6 +19,7 @@ from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.message_records import MessageRecord, MessageState
 from qb.core.subscriptions.push_decisions import Decision
 from qb.core.subscriptions.save_urgency import SaveUrgency
+from qb.core.subscriptions.shared_room import SharedRoom
 from qb.core.subscriptions.snapshot import SnapshotChanges, SubscriptionSnapshot
 from qb.core.subscriptions.subscription_options import (
     LARGEST_WINDOW,
@@ -34,16 +35,29 @@ from qb.core.wire.errors import BadRequest, SubscriptionBusy
 class Subscription:
     """A named cursor on a topic, shared by the subscribers that joined it."""
 
-    def __init__(self, name: str, options: SubscriptionOptions, starts: Mapping[int, int], random: Random) -> None:
-        """Begin at one offset for each partition."""
-        self._state = SubscriptionState(name, options, starts, random)
+    def __init__(
+        self,
+        name: str,
+        options: SubscriptionOptions,
+        starts: Mapping[int, int],
+        random: Random,
+        shared: SharedRoom | None = None,
+    ) -> None:
+        """Begin at one offset for each partition. What is `shared` with others has limits for all of them."""
+        self._state = SubscriptionState(name, options, starts, random, shared)
 
     @classmethod
-    def restore(cls, name: str, saved: SubscriptionSnapshot, now: float, random: Random) -> Subscription:
+    def restore(
+        cls, name: str, saved: SubscriptionSnapshot, now: float, random: Random, shared: SharedRoom | None = None
+    ) -> Subscription:
         """Return the subscription that a snapshot was taken of, without subscribers."""
         subscription = cls.__new__(cls)
-        subscription._state = snapshot.restore(name, saved, now, random)
+        subscription._state = snapshot.restore(name, saved, now, random, shared)
         return subscription
+
+    def close(self) -> None:
+        """Let go of all that is shared with others; it is used no more."""
+        self._state.close()
 
     # Questions of the broker
 
@@ -63,6 +77,11 @@ class Subscription:
     def room(self) -> int:
         """Return how many fresh messages could go out now."""
         return delivery.room(self._state)
+
+    def wait_for_room(self) -> None:
+        """There are fresh messages, and room() is 0: if that is for the sake of others, go on when there is room."""
+        if self._state.round_robin.room() and not self._state.open.room:
+            self._state.open.wait()
 
     def wanted(self, partition: int) -> range:
         """Return the fresh messages that could be used: read them as far as they exist, and offer them."""
@@ -273,6 +292,7 @@ class Subscription:
         cursor = self._state.cursor(partition)
         self._state.forget(cursor, cursor.next)
         self._state.move(cursor, offset, offset)
+        self._state.settlements.forget(cursor)
         cursor.reset(offset)
         self._state.changed.add(partition)
 
@@ -307,7 +327,8 @@ class Subscription:
         self._state.dead_lettered += 1
         self._state.head_changed = True
         target = self._state.options.dead_letters_of(self._state.name)
-        cursor.note_settlement(range(offset, offset + 1), now, f"dead-lettered to {target} ({record.reason})")
+        how = f"dead-lettered to {target} ({record.reason})"
+        self._state.settlements.note(cursor, range(offset, offset + 1), now, how)
 
     def dead_letter_failed(self, partition: int, offset: int, now: float) -> None:
         """The dead letter could not be stored: decide() brings it again after a backoff."""

@@ -153,7 +153,7 @@ def explain(state: SubscriptionState, partition: int, offset: int, end: int, now
     if state.keyed is not None and offset in cursor.passed:
         return f"waiting for its turn, never delivered; {_why_passed(state, state.keyed, cursor, offset, now)}"
     if offset < cursor.next:
-        return _settled(cursor, offset, now)
+        return _settled(state, cursor, offset, now)
     before = offset - cursor.next
     why = _why_not_sent(state, state.round_robin, now)
     queue = f" ({before} fresh before it)" if before else ""
@@ -224,7 +224,9 @@ def _why_not_sent(state: SubscriptionState, members: Iterable[JoinedSubscriber],
         return f"nearly everything fails, so only probes go out: the next in {state.breaker.next_probe - now:.1f} s"
     if any(member.room > 0 for member in members):
         full = state.waiting >= MAX_WAITING
-        return f"{MAX_WAITING} others wait to be delivered again" if full else "next to be delivered"
+        if full:
+            return f"{MAX_WAITING} others wait to be delivered again"
+        return "next to be delivered" if state.open.room else f"{state.open.why_none} (QB_MAX_OPEN_MESSAGES)"
     windows = ", ".join(_window(member) for member in members[:LISTED])
     more = f" and {len(members) - LISTED} more" if len(members) > LISTED else ""
     return f"waiting for the window of {windows}{more}"
@@ -240,13 +242,13 @@ def _window(member: JoinedSubscriber) -> str:
     return f"{member.name} ({member.in_flight} of {member.window} in flight{adapts}{unsaved})"
 
 
-def _settled(cursor: Cursor, offset: int, now: float) -> str:
-    if settlement := cursor.settlement(offset):
+def _settled(state: SubscriptionState, cursor: Cursor, offset: int, now: float) -> str:
+    if settlement := state.settlements.find(cursor, offset):
         return f"{settlement.how}, {now - settlement.when:.1f} s ago"
     if offset < cursor.start:
         return f"skipped: the subscription begins at offset {cursor.start}"
     if offset < cursor.dropped:
         return "settled, or dropped by retention before it was"
-    if (since := cursor.settled_since) is not None:
+    if (since := state.settlements.since(cursor)) is not None:
         return f"settled more than {now - since:.1f} s ago; by whom is no longer remembered"
     return "settled before the broker started"

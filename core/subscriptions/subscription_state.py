@@ -19,6 +19,7 @@ from qb.core.subscriptions.push_decisions import DeadLetterDecision
 from qb.core.subscriptions.queues.key_order import KeyOrderedQueue, queue_key
 from qb.core.subscriptions.queues.round_robin import RoundRobin
 from qb.core.subscriptions.queues.shared_queue import ReadyQueue, SharedQueue
+from qb.core.subscriptions.shared_room import OpenMessages, SharedRoom
 from qb.core.subscriptions.subscription_options import SubscriptionMode, SubscriptionOptions
 from qb.core.wire.errors import BadRequest, NotJoined
 from qb.core.wire.offset_runs import intersect
@@ -30,7 +31,17 @@ MAX_WAITING = 10_000  # messages that came back, or were passed over; then nothi
 class SubscriptionState:
     """One subscription. The modules of this room may read it; every move of a message goes through its methods."""
 
-    def __init__(self, name: str, options: SubscriptionOptions, starts: Mapping[int, int], random: Random) -> None:
+    def __init__(
+        self,
+        name: str,
+        options: SubscriptionOptions,
+        starts: Mapping[int, int],
+        random: Random,
+        shared: SharedRoom | None = None,
+    ) -> None:
+        shared = SharedRoom() if shared is None else shared
+        self.open = OpenMessages(name, shared)
+        self.settlements = shared.settlements
         self.name = name
         self.options = options
         self.random = random
@@ -76,6 +87,19 @@ class SubscriptionState:
             return self.subscribers[name]
         except KeyError:
             raise NotJoined(f"{name!r} has not joined subscription {self.name!r}") from None
+
+    def close(self) -> None:
+        """Let go of what is shared with other subscriptions, and of the leases: they know their subscribers."""
+        self.open.close()
+        for cursor in self.cursors.values():
+            self.settlements.forget(cursor)
+        for holder in self.holders():
+            holder.forget_all()
+
+    def count_waiting(self, change: int) -> None:
+        """So many more messages are waiting, or, if it is negative, fewer."""
+        self.waiting += change
+        self.open.add(change)
 
     def holders(self) -> Iterator[JoinedSubscriber]:
         """Return all that have leases: the subscribers, and those that are gone."""
@@ -123,13 +147,16 @@ class SubscriptionState:
         """Put a run in flight; of its offsets, those with a 1 in `held`, or all."""
         lease = Lease(subscriber, partition, offsets, attempt, recorded, now, held)
         subscriber.add(lease)
+        self.open.add(lease.count)
         self.deadlines.set(lease, now + self.options.ack_deadline)
         self.changed.add(partition)
         return lease
 
     def release(self, lease: Lease, part: range) -> list[range]:
         """End the lease of some messages and return those that were held; the caller says where they are now."""
+        before = lease.count
         released = lease.subscriber.release(lease, part)
+        self.open.add(lease.count - before)
         if released and lease.subscriber.started:
             lease.subscriber.started.difference_update((lease.partition, offset) for run in released for offset in run)
         self.changed.add(lease.partition)
@@ -143,6 +170,7 @@ class SubscriptionState:
         The caller says where those are now that were held.
         """
         released, others = subscriber.release_scattered(lease, offsets)
+        self.open.add(-len(released))
         if released and subscriber.started:
             subscriber.started.difference_update((lease.partition, offset) for offset in released)
         self.changed.add(lease.partition)
@@ -170,7 +198,7 @@ class SubscriptionState:
         """Note that messages that were passed over go out now; lease() follows."""
         for offset in offsets:
             cursor.keys[offset] = cursor.passed.pop(offset)
-            self.waiting -= 1
+            self.count_waiting(-1)
 
     def make_ready(self, record: MessageRecord) -> None:
         """Let a message go out as soon as there is a window, or an idle subscriber if it is to be alone."""
@@ -241,7 +269,7 @@ class SubscriptionState:
             for lease in list(holder.leases(cursor.partition)):
                 self.release(lease, intersect(lease.offsets, range(end)))
         waiting = _pop_below(cursor.waiting, end)
-        self.waiting -= len(waiting)
+        self.count_waiting(-len(waiting))
         records = waiting + _pop_below(cursor.leased, end)
         for record in records:
             record.state = MessageState.SETTLED
@@ -249,7 +277,7 @@ class SubscriptionState:
         self.isolated = {record: None for record in self.isolated if record.state is MessageState.ISOLATED}
         if self.keyed is not None:
             in_flight, passed = _pop_below(cursor.keys, end), _pop_below(cursor.passed, end)
-            self.waiting -= len(passed)
+            self.count_waiting(-len(passed))
             if any(each.is_open for each in self.cursors.values()):
                 keys = {*map(queue_key, records), *(key for key in in_flight if key is not None), *passed}
                 self.keyed.drop(cursor.partition, end, keys)
@@ -260,14 +288,15 @@ class SubscriptionState:
 
     def _wait(self, record: MessageRecord, to: MessageState) -> None:
         waiting = self.cursors[record.partition].waiting
-        self.waiting += record.offset not in waiting
+        if record.offset not in waiting:
+            self.count_waiting(1)
         waiting[record.offset] = record
         record.state = to
         self.changed.add(record.partition)
 
     def _stop_waiting(self, cursor: Cursor, record: MessageRecord) -> None:
         if cursor.waiting.pop(record.offset, None) is not None:
-            self.waiting -= 1
+            self.count_waiting(-1)
 
     def new_death(self) -> UnexplainedDeath:
         """Return the death of a subscriber that several messages may have caused; none is a suspect of it yet."""

@@ -86,6 +86,7 @@ class JoinedSubscriptions:
         if self._is_joined(subscription_id):
             raise BadRequest(f"this connection has joined subscription {subscription_id!r} already")
         self._manager.deliveries.join(active, sink, window, announces, self._identity.allowances)
+        self._joined = {name: joined for name, joined in self._joined.items() if not joined[0].gone}
         self._joined[subscription_id] = active, sink
         return active
 

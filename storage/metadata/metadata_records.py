@@ -10,6 +10,7 @@ from enum import IntEnum
 from itertools import pairwise, product
 from typing import NamedTuple
 
+import msgspec
 from isal.isal_zlib import crc32
 
 HEAD = struct.Struct(">IIQII")  # length of the record, kind, number, crc32 of the record before, crc32 of this one
@@ -36,8 +37,8 @@ class RecordKind(IntEnum):
 _KINDS = frozenset(RecordKind)
 
 
-class StoredValue(NamedTuple):
-    """A value as it is stored: JSON, and how many changes its key has had."""
+class StoredValue(msgspec.Struct, frozen=True, gc=False):
+    """A value as it is stored: JSON, and how many changes its key has had. There may be millions of them."""
 
     data: bytes
     version: int

@@ -143,6 +143,9 @@ def test_connections_of_one_address_are_limited_where_that_is_set(start_broker):
     broker = start_broker(max_connections_per_address=3, json_port=free_port())
     with BrokerClient(port=broker.port) as client:
         peers = [Peer(broker.port) for _ in range(2)]
+        for peer in peers:
+            peer.send(MessageType.HEARTBEAT, 7)
+            assert peer.receive().type == MessageType.HEARTBEAT
         with connect(broker, "json") as refused:
             assert b"QB_MAX_CONNECTIONS_PER_ADDRESS" in last_words(refused)
         with BrokerClient(port=broker.port) as operator:

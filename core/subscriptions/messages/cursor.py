@@ -5,21 +5,10 @@ A message below `next` that is neither leased nor waiting is settled: acks need 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Container, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 from qb.core.subscriptions.messages.message_records import MessageRecord
-
-MAX_SETTLEMENTS = 1000  # settlements kept for explain()
-
-
-class Settlement(NamedTuple):
-    """How some messages were settled; only for explain()."""
-
-    offsets: Container[int]
-    when: float
-    how: str
+from qb.core.subscriptions.messages.settlements import Settlements
 
 
 class Cursor:
@@ -30,7 +19,6 @@ class Cursor:
     """
 
     __slots__ = (
-        "_settlements",
         "dropped",
         "end",
         "keys",
@@ -39,6 +27,7 @@ class Cursor:
         "next",
         "partition",
         "passed",
+        "settlements",
         "start",
         "waiting",
     )
@@ -59,7 +48,7 @@ class Cursor:
         self.keys: dict[int, str | None] = {}  # those in flight
         self.passed: dict[int, str] = {}  # those that were looked at and could not go out
         self.keys_at_hand: Sequence[str | None] = ()  # the fresh ones from `next` to `end`
-        self._settlements: deque[Settlement] | None = None
+        self.settlements: Settlements = None  # kept by SettlementNotes
 
     def records(self) -> Iterator[MessageRecord]:
         """Return every unsettled message that has a record."""
@@ -79,18 +68,3 @@ class Cursor:
         """Return the keys of the next fresh messages, which are at hand no longer."""
         taken, self.keys_at_hand = self.keys_at_hand[:count], self.keys_at_hand[count:] or ()
         return list(taken)
-
-    def note_settlement(self, offsets: Container[int], when: float, how: str) -> None:
-        """Remember how some messages were settled, and forget the oldest such note if there are many."""
-        if self._settlements is None:
-            self._settlements = deque(maxlen=MAX_SETTLEMENTS)
-        self._settlements.append(Settlement(offsets, when, how))
-
-    @property
-    def settled_since(self) -> float | None:
-        """When the oldest settlement that is remembered was made, or None without one."""
-        return self._settlements[0].when if self._settlements else None
-
-    def settlement(self, offset: int) -> Settlement | None:
-        """Return how a message was settled, if that is still remembered."""
-        return next((entry for entry in reversed(self._settlements or ()) if offset in entry.offsets), None)

@@ -102,6 +102,11 @@ class JoinedSubscriber:
         self._leases.setdefault(lease.partition, LeaseIndex()).add(lease)
         self.in_flight += lease.count
 
+    def forget_all(self) -> None:
+        """Hold nothing any more: the subscription is no more."""
+        self._leases = {}
+        self.in_flight = 0
+
     def find(self, partition: int, run: range) -> list[tuple[Lease, range]]:
         """Return the leases that may hold some of the run, by first offset, each with the run's part in its offsets."""
         index = self._leases.get(partition)

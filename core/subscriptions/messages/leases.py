@@ -13,6 +13,8 @@ from itertools import chain
 from operator import attrgetter
 from typing import Protocol
 
+import msgspec
+
 from qb.core.subscriptions.messages.deadlines import NEVER
 
 _start = attrgetter("offsets.start")
@@ -31,31 +33,26 @@ class LeaseHolder(Protocol):
     def split(self, lease: Lease, part: range) -> Lease: ...
 
 
-class Lease:
-    """Messages of a run that one subscriber holds until a deadline; the first and the last of `offsets` among them."""
+class Lease(msgspec.Struct, eq=False, gc=False):
+    """Messages of a run that one subscriber holds until a deadline; the first and the last of `offsets` among them.
 
-    __slots__ = ("_held", "attempt", "bits", "count", "due", "offsets", "partition", "recorded", "since", "subscriber")
+    There may be a million, so the garbage collector walks none: who is done with a subscriber lets go of its leases.
+    """
 
-    def __init__(
-        self,
-        subscriber: LeaseHolder,
-        partition: int,
-        offsets: range,
-        attempt: int,
-        recorded: bool,
-        since: float,
-        held: bytearray | None = None,
-    ) -> None:
-        self.subscriber = subscriber
-        self.partition = partition
-        self.offsets = offsets
-        self.count = len(offsets) if held is None else held.count(1)  # messages that are held
-        self.attempt = attempt
-        self.recorded = recorded  # does each message have a record?
-        self.since = since
-        self.due = since  # the deadline; set by Deadlines
-        self.bits = 0  # of its length; set by LeaseIndex
-        self._held = held  # a 1 for each offset that is held; None: all are
+    subscriber: LeaseHolder
+    partition: int
+    offsets: range
+    attempt: int
+    recorded: bool  # does each message have a record?
+    since: float
+    _held: bytearray | None = None  # a 1 for each offset that is held; None: all are
+    count: int = 0  # messages that are held
+    due: float = 0.0  # the deadline; set by Deadlines
+    bits: int = 0  # of its length; set by LeaseIndex
+
+    def __post_init__(self) -> None:
+        self.count = len(self.offsets) if self._held is None else self._held.count(1)
+        self.due = self.since
 
     def held(self, part: range | None = None) -> list[range]:
         """Return the messages that are held, of all or of a run out of its offsets, as runs in offset order."""
@@ -139,45 +136,66 @@ class Lease:
         return slice(first, last + 1, max(1, part.step // self.offsets.step))
 
 
-class LeaseIndex:
+FEW = 8  # leases that lie in a tuple: one of what is not walked is not walked itself
+
+
+class LeaseIndex(msgspec.Struct, eq=False, gc=False):
     """The leases of one subscriber in one partition.
 
-    Those of about the same length stand in one list, sorted by first offset. A lease that reaches some offset begins at
-    most that length before it, so a lookup passes over few that do not.
+    A few are a tuple. Of many, those of about the same length stand in one list. All are sorted by first offset. A
+    lease that reaches some offset begins at most that length before it, so a lookup passes over few that do not.
     """
 
-    def __init__(self) -> None:
-        self._by_length: dict[int, list[Lease]] = {}  # by the bits of last offset - first offset
-        self.count = 0  # messages that are held
+    _few: tuple[Lease, ...] = ()  # all, until there have been many
+    _by_length: dict[int, list[Lease]] | None = None  # by the bits of last offset - first offset
+    count: int = 0  # messages that are held
 
     def __bool__(self) -> bool:
-        return bool(self._by_length)
+        return bool(self._few or self._by_length)
 
     def __iter__(self) -> Iterator[Lease]:
         """Return all, sorted by first offset."""
-        return merge(*self._by_length.values(), key=_start)
+        return iter(self._few) if self._by_length is None else merge(*self._by_length.values(), key=_start)
 
     def unsorted(self) -> Iterator[Lease]:
         """Return all, in any order."""
-        return chain.from_iterable(self._by_length.values())
+        return iter(self._few) if self._by_length is None else chain.from_iterable(self._by_length.values())
 
     @property
     def first(self) -> int:
         """The lowest offset that is held; there must be one."""
+        if self._by_length is None:
+            return self._few[0].offsets.start
         return min(leases[0].offsets.start for leases in self._by_length.values())
 
     def add(self, lease: Lease) -> None:
         """Add a lease that holds something."""
         lease.bits = (lease.offsets[-1] - lease.offsets[0]).bit_length()
+        self.count += lease.count
+        if self._by_length is None:
+            few = self._few
+            if not few or few[-1].offsets.start < lease.offsets.start:
+                self._few = (*few, lease)
+            else:
+                self._few = tuple(sorted((*few, lease), key=_start))
+            if len(self._few) > FEW:
+                self._by_length = {}
+                for each in self._few:
+                    self._by_length.setdefault(each.bits, []).append(each)
+                self._few = ()
+            return
         leases = self._by_length.setdefault(lease.bits, [])
         if not leases or leases[-1].offsets.start < lease.offsets.start:
             leases.append(lease)
         else:
             insort(leases, lease, key=_start)
-        self.count += lease.count
 
     def remove(self, lease: Lease) -> None:
         """Take a lease out."""
+        self.count -= lease.count
+        if self._by_length is None:
+            self._few = tuple([each for each in self._few if each is not lease])
+            return
         leases = self._by_length[lease.bits]
         if leases[0] is lease:
             del leases[0]
@@ -185,10 +203,12 @@ class LeaseIndex:
             del leases[leases.index(lease, bisect_left(leases, lease.offsets.start, key=_start))]
         if not leases:
             del self._by_length[lease.bits]
-        self.count -= lease.count
+            self._by_length = self._by_length or None
 
     def near(self, first: int, last: int) -> list[Lease]:
         """Return the leases that reach into these offsets, and few others, sorted by first offset."""
+        if self._by_length is None:
+            return [each for each in self._few if each.offsets.start <= last and each.offsets[-1] >= first]
         found: list[Lease] = []
         for bits, leases in self._by_length.items():
             low = bisect_right(leases, first - (1 << bits), key=_start)

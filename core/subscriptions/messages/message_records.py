@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
+import msgspec
+
 from qb.core.subscriptions.messages.deadlines import NEVER
 
 
@@ -29,35 +31,23 @@ class UnexplainedDeath:
         self.partitions: set[int] = set()  # of its suspects
 
 
-class MessageRecord:
-    """One message that has been delivered before, or, in key_shared, looked at."""
+class MessageRecord(msgspec.Struct, eq=False, gc=False):
+    """One message that has been delivered before, or, in key_shared, looked at.
 
-    __slots__ = (
-        "alone",
-        "attempts",
-        "deaths",
-        "due",
-        "failures",
-        "holder",
-        "key",
-        "offset",
-        "partition",
-        "reason",
-        "state",
-    )
+    There may be a million, so the garbage collector walks none; it is part of no cycle.
+    """
 
-    def __init__(self, partition: int, offset: int, attempts: int = 0, key: str | None = None) -> None:
-        self.partition = partition
-        self.offset = offset
-        self.key = key  # known in key_shared alone
-        self.attempts = attempts  # deliveries made
-        self.failures = 0  # deliveries that are held against it
-        self.state = MessageState.READY
-        self.due = NEVER  # when its backoff ends
-        self.reason = ""  # of its last failure
-        self.holder = ""  # the subscriber that has it, or had it last
-        self.alone = False  # offered in isolation from now on
-        self.deaths: tuple[UnexplainedDeath, ...] = ()  # of which it is a suspect, or was until they were explained
+    partition: int
+    offset: int
+    attempts: int = 0  # deliveries made
+    key: str | None = None  # known in key_shared alone
+    failures: int = 0  # deliveries that are held against it
+    state: MessageState = MessageState.READY
+    due: float = NEVER  # when its backoff ends
+    reason: str = ""  # of its last failure
+    holder: str = ""  # the subscriber that has it, or had it last
+    alone: bool = False  # offered in isolation from now on
+    deaths: tuple[UnexplainedDeath, ...] = ()  # of which it is a suspect, or was until they were explained
 
     @property
     def suspicions(self) -> tuple[UnexplainedDeath, ...]:

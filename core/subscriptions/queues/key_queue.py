@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 
+import msgspec
+
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.message_records import MessageRecord
 from qb.core.subscriptions.queues.shared_queue import ReadyHeap
 from qb.core.subscriptions.queues.sorted_positions import MessagePosition, SortedPositions
 
-MOST_IN_FLIGHT = 10_000  # messages of one key: when one fails, all behind it are taken back in one step
+MOST_IN_FLIGHT = 4_000  # messages of one key: when one fails, all behind it are taken back in one step
 
 
 def place_of(record: MessageRecord) -> MessagePosition:
@@ -17,17 +19,14 @@ def place_of(record: MessageRecord) -> MessagePosition:
     return record.partition, record.offset
 
 
-class RecordedMessages:
-    """The messages of one key that have a record."""
+class RecordedMessages(msgspec.Struct, eq=False, gc=False):
+    """The messages of one key that have a record. It is part of no cycle, and so are its parts."""
 
-    __slots__ = ("_ready", "held", "leased", "open", "waiting")
-
-    def __init__(self) -> None:
-        self.open: dict[MessagePosition, MessageRecord] = {}  # in flight or waiting
-        self.waiting = SortedPositions()  # those that are not in flight
-        self.held = SortedPositions()  # of these, those that are not ready: later ones wait for them
-        self.leased = SortedPositions()  # those in flight
-        self._ready = ReadyHeap()
+    open: dict[MessagePosition, MessageRecord] = {}  # in flight or waiting
+    waiting: SortedPositions = msgspec.field(default_factory=SortedPositions)  # those that are not in flight
+    held: SortedPositions = msgspec.field(default_factory=SortedPositions)  # of these, those that are not ready
+    leased: SortedPositions = msgspec.field(default_factory=SortedPositions)  # those in flight
+    _ready: ReadyHeap = msgspec.field(default_factory=ReadyHeap)
 
     def wait(self, record: MessageRecord, *, held: bool) -> None:
         """Note that a message waits; ready, or held."""
@@ -70,22 +69,20 @@ class RecordedMessages:
         return self._ready.pop()
 
 
-class KeyQueue:
+class KeyQueue(msgspec.Struct, eq=False, gc=False):
     """One key: its owner, and its unsettled messages.
 
     Messages are delivered in offset order, so in each partition those with a record come before those passed over.
-    A recorded message without a key has a queue of its own, which is never bound.
+    A recorded message without a key has a queue of its own, which is never bound. There may be as many as messages, so
+    the garbage collector walks none: its owner does not know it.
     """
 
-    __slots__ = ("_recorded", "fresh", "key", "owner", "passed", "scheduled")
-
-    def __init__(self, key: str | None, owner: JoinedSubscriber | None = None) -> None:
-        self.key = key
-        self.owner = owner
-        self.fresh: dict[MessagePosition, None] = {}  # in flight without a record, ascending in each partition
-        self.passed: dict[int, deque[int]] = {}  # fresh ones that could not go out, by partition; no deque is empty
-        self.scheduled = False  # is it among the movable ones, or those that wait for room?
-        self._recorded: RecordedMessages | None = None
+    key: str | None
+    owner: JoinedSubscriber | None = None
+    fresh: dict[MessagePosition, None] = {}  # in flight without a record, ascending in each partition
+    passed: dict[int, deque[int]] = {}  # fresh ones that could not go out, by partition; no deque is empty
+    scheduled: bool = False  # is it among the movable ones, or those that wait for room?
+    _recorded: RecordedMessages | None = None
 
     @property
     def recorded(self) -> RecordedMessages:

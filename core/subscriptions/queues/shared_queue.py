@@ -7,6 +7,8 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
 
+import msgspec
+
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.message_records import MessageRecord, MessageState
 from qb.core.subscriptions.queues.round_robin import RoundRobin
@@ -51,25 +53,32 @@ class ReadyQueue(Protocol):
         """False if there is surely nothing to assign."""
 
 
-class ReadyHeap:
+class ReadyHeap(msgspec.Struct, eq=False, gc=False):
     """Ready records by offset. One that is no longer ready is skipped, so that nothing needs to be searched for."""
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, int, int, MessageRecord]] = []
+    _heap: list[tuple[int, int, int, MessageRecord]] | tuple[()] = ()  # an empty one is no list: there may be many
 
     def push(self, record: MessageRecord) -> None:
         """Add a record."""
+        if not self._heap:
+            self._heap = []
         heappush(self._heap, (record.offset, record.partition, next(_ties), record))
 
     def first(self) -> MessageRecord | None:
         """Return the record of the lowest offset, and keep it."""
         heap = self._heap
+        if isinstance(heap, tuple):
+            return None
         while heap and heap[0][3].state is not MessageState.READY:
             heappop(heap)
-        return heap[0][3] if heap else None
+        if heap:
+            return heap[0][3]
+        self._heap = ()
+        return None
 
     def pop(self) -> MessageRecord:
         """Take out what first() has returned."""
+        assert isinstance(self._heap, list)
         return heappop(self._heap)[3]
 
 
