@@ -35,7 +35,7 @@ class SaveSchedule:
 
     @property
     def active(self) -> ActiveSubscription | None:
-        """The subscription; None if it is no more, and nobody waits for it."""
+        """The subscription; None if it is no more."""
         return self._active()
 
 

@@ -36,7 +36,7 @@ class LeaseHolder(Protocol):
 class Lease(msgspec.Struct, eq=False, gc=False):
     """Messages of a run that one subscriber holds until a deadline; the first and the last of `offsets` among them.
 
-    There may be a million, so the garbage collector walks none: who is done with a subscriber lets go of its leases.
+    There may be a million, so the garbage collector walks none: the end of a subscription lets go of its leases.
     """
 
     subscriber: LeaseHolder
