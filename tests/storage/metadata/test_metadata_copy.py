@@ -40,7 +40,7 @@ async def fill(tmp_path: Path) -> None:
 
 
 def state_of(data_dir: Path) -> dict[str, Any]:
-    return {key: value for key, (value, _) in read_newest(data_dir / "metadata").entries.items()}
+    return {key: value.data for key, value in read_newest(data_dir / "metadata").entries.items()}
 
 
 def recovered(data_dir: Path) -> tuple[dict[str, Any], list[str]]:
@@ -50,7 +50,7 @@ def recovered(data_dir: Path) -> tuple[dict[str, Any], list[str]]:
         found = recover_metadata(files, data_dir)
     finally:
         files.close()
-    return {key: value for key, (value, _) in found.entries.items()}, found.notes
+    return {key: value.data for key, value in found.entries.items()}, found.notes
 
 
 def put_back(data_dir: Path, whole: Path) -> None:
