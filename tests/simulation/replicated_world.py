@@ -141,6 +141,7 @@ class ReplicatedWorld(World):
             with life.scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(life.timers.run)
+                    nursery.start_soon(self._abandon_at_the_end, life)
                     await self._serve(member, life, nursery)
                     nursery.cancel_scope.cancel()
         except* (JournalError, OSError, Killed) as failed:
@@ -159,6 +160,14 @@ class ReplicatedWorld(World):
                 life.cell.close()
             member.disk.end_process()
             life.ended.set()
+
+    async def _abandon_at_the_end(self, life: NodeLife) -> None:
+        """Let go of all that wait when this process ends, however it ends: its timers end too."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            if life.cell is not None:
+                life.cell.abandon(Killed())
 
     async def _serve(self, member: CellMember, life: NodeLife, nursery: trio.Nursery) -> None:
         life.cell = cell = ReplicatedCell.open(member.settings.storage, life.journal, IDENTITY)

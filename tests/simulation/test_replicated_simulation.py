@@ -17,8 +17,8 @@ from qb.replication.journal.journal_store import JournalError
 from qb.storage.commit.committer import Work
 from tests.simulation.run import explained, simulate
 
-SEEDS = 200  # python -m tests.simulation --replicated runs more
-AT_ONCE = 20
+SEEDS = 100  # python -m tests.simulation --replicated runs more
+AT_ONCE = 5
 
 pytestmark = pytest.mark.simulation
 
@@ -61,6 +61,7 @@ def files_are_believed_behind_the_checkpoint() -> Iterator[None]:
         yield
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "fault",
     [
