@@ -192,6 +192,10 @@ class CellNode:
             await cell.follow()
         except CopyDiffers as error:
             begin_anew(str(error))  # it is cut back to what is known to be right
+        except JournalLost:
+            with trio.move_on_after(RELEASE_WITHIN), suppress(OSError):
+                await cell.preserve()  # the journal may have to be restored from it
+            raise
 
     async def _look_when_owner_changes(self) -> None:
         while True:

@@ -8,6 +8,7 @@ import msgspec
 
 from qb.cluster.roles import Role
 
+SILENT = 5.0  # seconds after which a broker that announces itself no more is taken for gone
 FORGET = 600.0  # seconds after which a broker that announces itself no more is not listed any longer
 
 
@@ -58,11 +59,16 @@ class Members:
         return max((said.epoch for _, said in self._heard.values()), default=0)
 
     def listed(self, now: float) -> list[dict[str, Any]]:
-        """Return one row for each broker: what it said, how far it is behind the owner, and how long it is silent."""
+        """Return one row for each broker: what it said, how far it is behind the owner, and how long it is silent.
+
+        One that has said nothing for a while has the role "gone", and at most one row is that of an owner.
+        """
         self._heard = {name: found for name, found in self._heard.items() if now - found[0] <= FORGET}
         owner = self.owner(now)
         rows = []
         for _, (at, said) in sorted(self._heard.items()):
             lag = max(0, owner.applied - said.applied) if owner is not None else None
-            rows.append(msgspec.to_builtins(said) | {"lag": lag, "silent_for": round(now - at, 1)})
+            is_gone = said is not owner and (now - at > SILENT or said.role is Role.OWNER)
+            row = msgspec.to_builtins(said) | {"lag": lag, "silent_for": round(now - at, 1)}
+            rows.append(row | {"role": "gone"} if is_gone else row)
         return rows

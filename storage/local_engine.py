@@ -412,6 +412,12 @@ class LocalEngine:
             with trio.CancelScope(shield=True):
                 await self._finish()
 
+    async def end(self) -> None:
+        """Leave a clean stop without having run: what was recovered is proved. close() comes next."""
+        self._writers.start()
+        with trio.CancelScope(shield=True):
+            await self._finish()
+
     async def _finish(self) -> None:
         """Finish or refuse whatever was taken: every append() is answered."""
         with trio.move_on_after(FINISH_WITHIN):

@@ -17,7 +17,10 @@ from qb.replication.engine.snapshots import TrimSnapshot, ranges_before
 from qb.replication.journal.journal import JournalEntry
 from qb.replication.journal.journal_store import JournalError
 from qb.replication.journal.record_chain import ChainPoint
+from qb.storage.engine import ProducerRange
 from qb.storage.log.partition_log import LocalLog
+from qb.storage.log.recent_batches import StoredBatch
+from qb.storage.log.segment_identity import without_identity
 
 LogRanges = dict[str, list[tuple[int, int, int, int]]]
 MOST_WAITING = 64  # works that wait for the thread
@@ -82,6 +85,9 @@ class Follower:
             return  # its topic is deleted, or it is dropped
         if log is not None and not log.next_offset and batch.first_offset and self.skip_to:
             await self._begin_log(log, payload)
+        if log is not None and not batch.positions and not log.next_offset:
+            await self._begin_at(log, batch, without_identity(payload.ranges))
+            return
         if log is None or log.next_offset != batch.first_offset:
             name = f"{log.topic}/{log.partition}" if log else f"partition {payload.partition} of {payload.uid:016x}"
             raise CopyDiffers(f"the journal goes on with offset {batch.first_offset} of {name}, and the copy does not")
@@ -92,9 +98,12 @@ class Follower:
 
     async def _begin_log(self, log: LocalLog, payload: BatchPayload) -> None:
         """Let an empty log begin where the first batch does that is needed."""
-        first, key = payload.batch.first_offset, f"{payload.uid:016x}/{payload.partition}"
-        ranges = ranges_before(self.ranges.pop(key, ()), first)
-        work, finished = log.begin_at(first, payload.batch.append_ms, ranges)
+        key = f"{payload.uid:016x}/{payload.partition}"
+        await self._begin_at(log, payload.batch, ranges_before(self.ranges.pop(key, ()), payload.batch.first_offset))
+
+    async def _begin_at(self, log: LocalLog, batch: StoredBatch, ranges: Sequence[ProducerRange]) -> None:
+        doom = self._engine.checkpoint_files.doom
+        work, finished = log.begin_at(batch.first_offset, batch.append_ms, ranges, doom)
         self._queue.put(work, finished)
         await self._queue.drained()
 

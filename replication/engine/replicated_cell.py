@@ -35,6 +35,16 @@ CHECKPOINT_EVERY = 5.0  # seconds
 TRIM_EVERY = 30.0  # seconds
 TRIM_FROM = 10_000  # records that a trim must remove to be worth a snapshot
 LOOK_EVERY = 1.0  # seconds between two looks of an owner for a fence of another one
+MIGRATION = "migration"  # the key of the metadata that says that a migration into the journal is under way
+
+
+class MigrationUnfinished(JournalError):
+    """A migration into this journal was interrupted."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the journal holds a migration that is not finished, so no broker may own it: run qb migrate again"
+        )
 
 
 class ReplicatedCell:
@@ -164,18 +174,25 @@ class ReplicatedCell:
     async def take_over(self) -> Engine:
         """Become the owner: read to the end, fence all others, read back and apply. Nothing else may follow meanwhile.
 
-        Raises as Journal.take_over() and follow().
+        Raises MigrationUnfinished, and as Journal.take_over() and follow().
         """
         await self._catch_up()
+        await self._check_migration()
         taken = await self._journal.take_over(self._follower.point)
         if self._follower.epoch < taken.tenure.epoch:
             await self._apply_until(lambda: self._follower.epoch >= taken.tenure.epoch)
-        await self._engine.queue.drained()
-        if self._engine.queue.failure is not None:
-            raise self._engine.queue.failure
+        await self._check_migration()
         self._engine.committer.own(self._journal)
         self._is_owner = True
         return self._engine
+
+    async def _check_migration(self) -> None:
+        """Raises MigrationUnfinished, or what has failed on this disk, by all that was read."""
+        await self._engine.queue.drained()
+        if self._engine.queue.failure is not None:
+            raise self._engine.queue.failure
+        if self._engine.metadata.get(MIGRATION) is not None:
+            raise MigrationUnfinished
 
     async def _catch_up(self) -> None:
         await self._begin_behind_a_trim()
@@ -254,6 +271,16 @@ class ReplicatedCell:
         """
         self._engine.committer.lose(error)
         self._engine.abandon()
+
+    async def preserve(self) -> None:
+        """Note how far a follower's copy goes, from which a journal that has lost records is restored. Raises OSError.
+
+        Of an owner the last checkpoint stays: what was committed behind the loss of its tenure is not applied.
+        """
+        if self._is_owner:
+            return
+        await self._engine.queue.drained()
+        await self._checkpoint()
 
     def close(self) -> None:
         """Release files and the lock. Nothing else may be called after."""

@@ -13,6 +13,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import trio
@@ -55,16 +56,14 @@ class NewBeginning(NamedTuple):
     """A segment that begins a log whose older messages are needed no more."""
 
     files: OpenFiles
-    empty: Segment  # the one that the log has
+    directory: Path
     first_offset: int
     created_ms: int
     ranges: Sequence[ProducerRange]
 
     def carry_out(self) -> Segment:
-        """Make it, and delete the empty one. Blocks. Raises OSError."""
-        made = Segment.create(self.files, self.empty.directory, self.first_offset, self.created_ms, self.ranges)
-        self.empty.delete()
-        return made
+        """Make it. Blocks. Raises OSError."""
+        return Segment.create(self.files, self.directory, self.first_offset, self.created_ms, self.ranges)
 
 
 class LocalLog:
@@ -403,17 +402,23 @@ class LocalLog:
         return pending.commit, partial(self._committed, pending)
 
     def begin_at(
-        self, first_offset: int, created_ms: int, ranges: Sequence[ProducerRange]
+        self, first_offset: int, created_ms: int, ranges: Sequence[ProducerRange], doom: Callable[[list[Segment]], None]
     ) -> tuple[NewBeginning, Callable[[Any], None]]:
-        """Return the work by which an empty log begins with an offset, and what takes its result."""
-        assert not self._next_offset
-        beginning = NewBeginning(self._shared.files, self._segments[-1], first_offset, created_ms, ranges)
-        return beginning, partial(self._began, ranges)
+        """Return the work by which an empty log begins with an offset, and what takes its result.
 
-    def _began(self, ranges: Sequence[ProducerRange], segment: Segment) -> None:
-        self._segments = [segment]
+        `doom` is given the segment in whose place it comes, for its files to be deleted.
+        """
+        assert not self._next_offset
+        directory = self._segments[-1].directory
+        beginning = NewBeginning(self._shared.files, directory, first_offset, created_ms, ranges)
+        return beginning, partial(self._began, ranges, doom)
+
+    def _began(self, ranges: Sequence[ProducerRange], doom: Callable[[list[Segment]], None], segment: Segment) -> None:
+        empty, self._segments = self._segments, [segment]
         self._next_offset = self._durable_offset = self._end_offset = segment.base_offset
+        self._last_ms = max(self._last_ms, segment.last_ms)
         self._producer_ranges.add(ranges)
+        doom(empty)
 
     def first_after(self, count: int) -> int:
         """Return where the log begins when its `count` oldest closed segments are dropped."""

@@ -5,6 +5,7 @@ It is a range of a producer that there is not. A segment of a broker that wrote 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
 
@@ -20,6 +21,11 @@ def identity_of(directory: Path) -> ProducerRange:
     topic = blake2b(directory.parent.name.encode(), digest_size=8).digest()
     partition = int(directory.name) if directory.name.isdigit() else 0
     return ProducerRange(IDENTITY, int.from_bytes(topic), partition, 0)
+
+
+def without_identity(ranges: Iterable[ProducerRange]) -> list[ProducerRange]:
+    """Return what the first seal of a segment says of producers, for a log of another name."""
+    return [each for each in ranges if each.producer_id != IDENTITY]
 
 
 def check_identity(read: Read, log: str, directory: Path) -> None:

@@ -57,6 +57,17 @@ def test_the_lag_is_counted_from_the_owner() -> None:
     assert (rows["b"]["lag"], rows["b"]["silent_for"], rows["a"]["lag"]) == (10, 2, 0)
 
 
+def test_one_broker_at_most_is_listed_as_owner_and_a_silent_one_as_gone() -> None:
+    members = Members(patience=15)
+    members.hear(0, said("a", Role.OWNER, 3))
+    members.hear(0, said("c", Role.FOLLOWER, 3))
+    assert [row["role"] for row in members.listed(6)] == ["owner", "gone"]
+    members.hear(6, said("b", Role.OWNER, 4))
+    assert [(row["name"], row["role"]) for row in members.listed(6)] == [("a", "gone"), ("b", "owner"), ("c", "gone")]
+    members.hear(7, said("a", Role.FOLLOWER, 4))
+    assert [row["role"] for row in members.listed(7)] == ["follower", "owner", "gone"]
+
+
 def test_a_broker_that_was_silent_for_ten_minutes_is_not_listed() -> None:
     members = Members(patience=15)
     members.hear(0, said("a", Role.FOLLOWER, 3))

@@ -1,0 +1,1 @@
+"""Moving a cell between a local data directory and a journal."""
