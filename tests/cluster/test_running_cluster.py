@@ -114,6 +114,27 @@ def test_an_owner_that_hangs_for_twenty_seconds_answers_nothing_when_it_goes_on(
     survive(cluster, "hang", hang)
 
 
+def test_every_process_is_replaced_one_after_another_as_in_a_rolling_upgrade(cluster: LocalClusterProcess) -> None:
+    brokers, nodes = ["broker-1", "broker-2", "broker-3"], ["nats-1", "nats-2", "nats-3"]
+    before = {name: cluster.pid(name) for name in [*brokers, *nodes]}
+
+    def replace(name: str) -> None:
+        cluster.signal(name, signal.SIGTERM)
+        wait_until(lambda: cluster.pid(name) != before[name], 30)
+        cluster.wait_until_whole()
+
+    def replace_all(owner: str) -> None:
+        for name in [each for each in brokers if each != owner]:
+            replace(name)
+        assert qb(cluster, "cluster", "move").returncode == 0
+        replace(owner)
+        for name in nodes:
+            replace(name)
+
+    survive(cluster, "rolling", replace_all)
+    assert all(cluster.pid(name) != pid for name, pid in before.items())
+
+
 def test_every_broker_serves_every_kind_of_peer(cluster: LocalClusterProcess) -> None:
     cluster.wait_until_whole()
     with BrokerClient(servers=cluster.servers) as client:
