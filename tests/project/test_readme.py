@@ -139,7 +139,7 @@ def test_no_two_sections_make_the_same_topic_so_that_all_can_be_pasted() -> None
     made = re.findall(r"create-topic ([\w-]+)$", README, re.MULTILINE)
     made += re.findall(r'"createTopic","topic":"([^"]+)"', README)
     made += re.findall(r"""--json '{"name":"([^"]+)".* http://\S+/topics$""", README, re.MULTILINE)
-    assert sorted(made) == ["audit", "events", "invoices", "orders", "visits"]
+    assert sorted(made) == ["audit", "events", "invoices", "orders", "safe", "visits"]
 
 
 @pytest.mark.process

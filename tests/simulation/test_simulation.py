@@ -26,7 +26,7 @@ from tests.simulation.world import World
 from tests.support.brokers import ROOT
 
 SEEDS = 1_000
-AT_ONCE = 25  # seeds of one test: many tests share the work among processes
+AT_ONCE = 10  # seeds of one test: many tests share the work among processes
 
 pytestmark = pytest.mark.simulation
 
