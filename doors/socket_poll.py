@@ -7,14 +7,19 @@ own work in a row, are each quicker than both in turn. Where there is no epoll, 
 
 from __future__ import annotations
 
+import logging
 import select
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from time import perf_counter
 from typing import Protocol
 
 import trio
+
+from qb.storage.faults import keep_running
+
+log = logging.getLogger("qb.server")
 
 RECEIVE_BYTES = 524_288  # that are received before they are handed over
 ROOM = 262_144  # that each of several peers finds at least
@@ -26,6 +31,7 @@ SERVED = 0.1  # seconds for which a peer that has spoken is being served: no syn
 # Seconds within which a peer that publishes one message at a time is expected to send the next. With low latency the
 # event loop does not sleep at once after such a publish: waking it takes about as long as all our work on it.
 AWAKE = 0.0005
+RETRY = 0.01  # seconds until a poll that failed by a fault of ours is tried again, the first time
 LOOKS = 32  # polls while it is awake, between two turns of other tasks: they take about as long as a turn
 
 
@@ -81,7 +87,8 @@ class SocketPoll:
     def remove(self, sock: socket.socket) -> None:
         """Receive no more from it; one that is not there is no error."""
         if self._attended.pop(sock.fileno(), None) is not None and not self._epoll.closed:
-            self._epoll.unregister(sock)
+            with suppress(OSError):  # it is not registered any more
+                self._epoll.unregister(sock)
 
     def heard(self, number: int) -> None:
         """The peer with this descriptor has spoken. A door that receives without this poll calls it itself."""
@@ -89,17 +96,23 @@ class SocketPoll:
             self._speaker, self._others_spoke = number, perf_counter()
 
     async def run(self) -> None:
-        """Receive and hand over, until cancelled; then nothing can be added any more."""
+        """Receive and hand over, until cancelled; then nothing can be added any more.
+
+        A fault of the poll itself is logged, and it begins anew; that of a peer ends its session alone.
+        """
         with self._epoll:
-            answered = 0.0  # when a lone publish was answered last
-            while True:
-                await trio.lowlevel.wait_readable(self._epoll.fileno())
-                ready: Ready = self._epoll.poll(0, AT_ONCE)
-                near = perf_counter() - answered < AWAKE
-                while self._attend(ready) and self._low_latency:
-                    answered = perf_counter()
-                    if not near or not (ready := await self._next_before(answered + AWAKE)):
-                        break
+            await keep_running("the poll of sockets", self._run, RETRY)
+
+    async def _run(self) -> None:
+        answered = 0.0  # when a lone publish was answered last
+        while True:
+            await trio.lowlevel.wait_readable(self._epoll.fileno())
+            ready: Ready = self._epoll.poll(0, AT_ONCE)
+            near = perf_counter() - answered < AWAKE
+            while self._attend(ready) and self._low_latency:
+                answered = perf_counter()
+                if not near or not (ready := await self._next_before(answered + AWAKE)):
+                    break
 
     def _attend(self, ready: Ready) -> bool:
         """Take what these bring, in one step; returns whether that was a lone publish, and is done."""
@@ -129,11 +142,21 @@ class SocketPoll:
             for number, data in received:
                 taken += len(data)
                 if attended := self._attended.get(number):  # one before it may have ended it
-                    attended[1](data)
+                    try:
+                        attended[1](data)
+                    except Exception:  # what was received of the others must still reach them
+                        self._end(attended[0])
             if taken >= enough:
                 self._behind = list(rest)
                 break
         return taken
+
+    def _end(self, sock: socket.socket) -> None:
+        """A listener has raised, which it must not: nothing more is heard of its peer."""
+        log.exception("a listener of a socket failed; its peer is disconnected")
+        self.remove(sock)
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
 
     def _received(self, ready: Iterator[tuple[int, int]]) -> Iterator[list[tuple[int, memoryview]]]:
         """Yield what has come, as much at a time as there is room for."""

@@ -68,14 +68,18 @@ class Faults:
         try:
             yield
         except Exception as error:
-            self._known.setdefault(what, Fault(what)).note(error)
+            self.note(what, error)
         else:
             self._known.pop(what, None)
 
+    def note(self, what: str, error: Exception) -> None:
+        """This thing has failed. The same fault is logged once."""
+        self._known.setdefault(what, Fault(what)).note(error)
 
-async def keep_running(what: str, service: Callable[[], Awaitable[None]]) -> None:
-    """Run a service until it returns; when it fails, begin it anew."""
-    fault = Fault(what)
+
+async def keep_running(what: str, service: Callable[[], Awaitable[None]], first_delay: float | None = None) -> None:
+    """Run a service until it returns; when it fails, begin it anew, the first time after `first_delay` seconds."""
+    fault = Fault(what, first_delay)
     while True:
         began = trio.current_time()
         try:

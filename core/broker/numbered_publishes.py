@@ -36,11 +36,20 @@ RunPlan = tuple[PartitionLog, int, int | None, bool, int, bool]
 class NumberedPublishes:
     """Judges runs of publishes, gives them to their logs, and has them answered."""
 
-    def __init__(self, appends: AppendService, producers: Producers, secrets: ProducerSecrets, answer: Answer) -> None:
+    def __init__(
+        self,
+        appends: AppendService,
+        producers: Producers,
+        secrets: ProducerSecrets,
+        answer: Answer,
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """`failed` is called with a fault of ours that leaves publishes without an answer."""
         self._appends = appends
         self._producers = producers
         self._secrets = secrets
         self._answer = answer
+        self._failed = failed
         self._producer: KnownProducer | None = None
         self._claim = object()  # stands for this connection in its producer, which outlives it
         self._dones: dict[PartitionLog, Done] = {}
@@ -103,17 +112,26 @@ class NumberedPublishes:
 
     def _settle(
         self, log: PartitionLog, runs: Sequence[AppendRun], error: BrokerError | None, append_ms: int
-    ) -> Callable[[], None]:
+    ) -> Callable[[], None] | None:
         """Take note of what became of runs; returns what sends the answers."""
+        self._owed -= sum([len(run.positions) for run in runs]) if self.answers_each else len(runs)
+        if not self._owed:
+            self._all_settled.set()
+        try:
+            return self._note(log, runs, error, append_ms)
+        except Exception as fault:  # nobody else would tell the peer
+            self._failed(fault)
+            return None
+
+    def _note(
+        self, log: PartitionLog, runs: Sequence[AppendRun], error: BrokerError | None, append_ms: int
+    ) -> Callable[[], None]:
         numbers = [_numbers(runs[0], log)]
         if len(runs) > 1:
             _join(numbers, [_numbers(run, log) for run in runs[1:]])
         if self._producer is not None:
             for each in numbers:
                 self._producer.settled(each, error)
-        self._owed -= sum([each.size for each in numbers]) if self.answers_each else len(runs)
-        if not self._owed:
-            self._all_settled.set()
         return self._answer(numbers, error, append_ms)
 
     async def compare(self, run: AppendRun, log: PartitionLog) -> list[tuple[Found, NumberedRange]]:

@@ -24,13 +24,22 @@ class PublishRuns:
     """Takes runs of PUBLISH frames from a connection to their logs; each run is answered when it is durable."""
 
     def __init__(
-        self, broker: MessageBroker, connection: ServerConnection, send: Callable[[bytes], None], identity: PeerIdentity
+        self,
+        broker: MessageBroker,
+        connection: ServerConnection,
+        send: Callable[[bytes], None],
+        identity: PeerIdentity,
+        failed: Callable[[Exception], None],
     ) -> None:
+        """`failed` is called with a fault of ours that leaves publishes without an answer."""
         self._appends = broker.appends
         self._connection = connection
         self._identity = identity if identity.restricts else None  # None: rights need not be checked
         self._send = send
-        self._publishes = NumberedPublishes(broker.appends, broker.producers, broker.producer_secrets, self._answers)
+        self._failed = failed
+        self._publishes = NumberedPublishes(
+            broker.appends, broker.producers, broker.producer_secrets, self._answers, failed
+        )
         self.wait_until_settled = self._publishes.wait_until_settled
         self._in_runs = False
 
@@ -118,7 +127,13 @@ class PublishRuns:
             answers = [self._confirmation(each, append_ms) for each in numbers]
         else:
             answers = [self._refusal(each.first_number, each.size, error) for each in numbers]
-        return partial(self._send, b"".join(answers))
+        return partial(self._send_answers, b"".join(answers))
+
+    def _send_answers(self, answers: bytes) -> None:
+        try:
+            self._send(answers)
+        except Exception as fault:
+            self._failed(fault)
 
     def _repeated(self, numbers: NumberedRange, found: Found) -> bytes:
         if found is not Found.OTHER:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from functools import partial
+from math import inf
 
 import trio
 
@@ -30,6 +31,8 @@ from qb.storage.signals import Signal, Wait
 
 log = logging.getLogger("qb.session")
 
+OWN_FAULT = "internal error; the broker's log has the details"
+FAULT_PATIENCE = 2.0  # seconds for the other answers of a session that ends by a fault of ours
 MAX_WAITING = 64  # fetches and commits of one peer; one more is waited for before the next request is read
 
 
@@ -43,8 +46,8 @@ class Session:
         self._connection = ServerConnection(settings.max_message_size)
         self._identity = PeerIdentity(broker, "frames", transport, name)
         self._identity.changed = partial(self.drain, CHANGED)
-        self._publishing = PublishRuns(broker, self._connection, transport.send, self._identity)
-        self._staging = StageRequests(broker, transport.send, self._identity)
+        self._publishing = PublishRuns(broker, self._connection, transport.send, self._identity, self._fail)
+        self._staging = StageRequests(broker, transport.send, self._identity, self._fail)
         self._compression = PeerCompression(broker.metrics, settings.compression, settings.max_message_size)
         self._subscribing = JoinedSubscriptions(
             broker.subscriptions,
@@ -112,7 +115,8 @@ class Session:
         except BrokerError as error:  # one that the connection does not survive
             self._transport.send(refusal(self._connection.peek_number(), error))
         except Exception:
-            self._transport.send(refusal(self._connection.peek_number(), self._own_fault()))
+            self._broken_off = self._own_fault()
+            self._transport.send(refusal(self._connection.peek_number(), self._broken_off))
 
     async def _listen(self) -> bool:
         """Handle what the peer says until `_wait` says what to wait for; False when it has gone.
@@ -135,10 +139,11 @@ class Session:
 
     async def _finish(self) -> None:
         """Wait until everything received is answered and the answers are sent, then say goodbye if we drain."""
-        await self._publishing.wait_until_settled()
-        await self._staging.wait_until_settled()
-        while self._waiting[MessageType.REQUEST] or self._waiting[MessageType.TRANSACTION]:
-            await self._answered.wait()
+        with trio.move_on_after(FAULT_PATIENCE if isinstance(self._broken_off, Internal) else inf):
+            await self._publishing.wait_until_settled()
+            await self._staging.wait_until_settled()
+            while self._waiting[MessageType.REQUEST] or self._waiting[MessageType.TRANSACTION]:
+                await self._answered.wait()
         if self._reading.cancel_called and self._broken_off is None:
             self._transport.send(encode_frame(MessageType.GOODBYE, 0, now_ms(), self._farewell()))
         await self._transport.wait_for_room(0)
@@ -163,6 +168,11 @@ class Session:
         self._connection.discard()
         self._broken_off = error
         self._reading.cancel()
+
+    def _fail(self, fault: Exception) -> None:
+        """End the session, since something of ours failed outside of its own tasks."""
+        log.error("session with %s ended by a fault of ours", self.name, exc_info=fault)
+        self._break_off(Internal(OWN_FAULT))
 
     def drop(self, why: str) -> None:
         """End the session at once."""
@@ -267,13 +277,15 @@ class Session:
         """Answer what was begun in an earlier step, or in this one."""
         self._waiting[frame.type] -= 1
         self._answered.set()
-        if not isinstance(answer, BrokerError):
-            self._transport.send(answer)
-            return
         try:
-            self._refuse(frame, answer)
+            if isinstance(answer, BrokerError):
+                self._refuse(frame, answer)
+            else:
+                self._transport.send(answer)
         except SessionEnded as last:
             self.drain(str(last))
+        except Exception as fault:
+            self._fail(fault)
 
     async def _answer_apart(self, frame: Frame) -> None:
         """Answer in a task of its own what may take long: the requests behind it shall not wait."""
@@ -313,7 +325,7 @@ class Session:
     def _own_fault(self) -> Internal:
         """Log the exception that is being handled; returns the answer to the peer."""
         log.exception("session with %s ended by a fault of ours", self.name)
-        return Internal("internal error; the broker's log has the details")
+        return Internal(OWN_FAULT)
 
     def _settle(self, frame: Frame) -> Wait | None:
         """Carry out a SETTLE at once, since deliveries wait for it; returns the wait for the rest of a large one."""

@@ -17,8 +17,16 @@ from qb.storage.signals import Signal
 class StageRequests:
     """Takes STAGE frames in the order in which they come; each is answered when its messages are durable."""
 
-    def __init__(self, broker: MessageBroker, send: Callable[[bytes], None], identity: PeerIdentity) -> None:
+    def __init__(
+        self,
+        broker: MessageBroker,
+        send: Callable[[bytes], None],
+        identity: PeerIdentity,
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """`failed` is called with a fault of ours that leaves a frame without an answer."""
         self._broker = broker
+        self._failed = failed
         self._send = send
         self._identity = identity
         self._unsettled = 0  # frames that are not yet answered
@@ -45,7 +53,10 @@ class StageRequests:
             await stage.wait_for_room()
 
     def _answer(self, number: int, error: BrokerError | None, messages: int) -> None:
-        self._send(staged(number, messages) if error is None else refusal(number, error))
+        try:
+            self._send(staged(number, messages) if error is None else refusal(number, error))
+        except Exception as fault:
+            self._failed(fault)
         self._unsettled -= 1
         if not self._unsettled:
             self._all_settled.set()

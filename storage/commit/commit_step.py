@@ -9,6 +9,7 @@ import trio
 
 from qb.storage.commit.completions import Completions
 from qb.storage.commit.sync_pace import SyncPace
+from qb.storage.faults import Faults
 from qb.storage.signals import Signal
 
 SOON = 0.02  # seconds that a batch for which no caller waits may wait for company
@@ -24,7 +25,8 @@ class BatchSource(Protocol):
 class CommitSteps:
     """One step of the event loop, if it was announced: `with commit_step(idle): ...`; nothing may be awaited in it.
 
-    The completions of the step are run at its end, when all its commits have begun.
+    The completions of the step are run at its end, when all its commits have begun. A log whose commit fails by a fault
+    of ours keeps no other from its own; it is tried again soon.
     """
 
     def __init__(self, completions: Completions, pace: SyncPace) -> None:
@@ -36,6 +38,7 @@ class CommitSteps:
         self._prepares: dict[Callable[[], None], None] = {}
         self._lagging: dict[BatchSource, None] = {}
         self._some_lag = Signal()
+        self._faults = Faults()
 
     def __call__(self, idle: bool) -> CommitSteps:
         self._idle = idle
@@ -60,13 +63,22 @@ class CommitSteps:
         while self._prepares:
             prepares, self._prepares = self._prepares, {}
             for each in prepares:
-                each()
+                with self._faults.contained("what precedes the commits of a step"):
+                    each()
 
     def _commit(self) -> None:
         waiting, self._waiting = self._waiting, {}
         alone = self._idle and len(waiting) == 1
         for each in waiting:
-            self.at_once = each.commit(alone=alone)
+            self.at_once = self._commit_one(each, alone)
+
+    def _commit_one(self, source: BatchSource, alone: bool) -> bool:
+        try:
+            return source.commit(alone=alone)
+        except Exception as error:
+            self._faults.note(f"the commit of {source}", error)
+            self.commit_soon(source)
+            return False
 
     @property
     def is_open(self) -> bool:
@@ -96,7 +108,7 @@ class CommitSteps:
         lagging, self._lagging = self._lagging, {}
         with self._completions:
             for each in lagging:
-                each.commit(alone=False)
+                self._commit_one(each, False)
 
     async def run(self) -> None:
         """Have logs commit that may do so soon, until cancelled."""

@@ -137,7 +137,7 @@ async def test_a_producer_that_is_known_keeps_nothing_of_a_connection_that_has_e
         return "secret"
 
     producers = Producers()
-    connection = NumberedPublishes(None, producers, SimpleNamespace(of=secret_of), lambda *_: None)
+    connection = NumberedPublishes(None, producers, SimpleNamespace(of=secret_of), lambda *_: None, pytest.fail)
     producer_id, _ = await connection.continue_as("new", None)
     ended = weakref.ref(connection)
     del connection
