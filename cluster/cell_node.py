@@ -15,6 +15,7 @@ import trio
 from qb.cluster.cell_ownership import CellOwnership
 from qb.cluster.cell_view import CellView
 from qb.cluster.cluster_port import ClusterPort
+from qb.cluster.cluster_tls import cluster_tls
 from qb.cluster.follower_doors import FollowerDoors
 from qb.cluster.nats_access import nats_client
 from qb.cluster.owner_watch import owner_refuses, watch_owner
@@ -76,7 +77,7 @@ class CellNode:
         self._keeper = LeaseKeeper(
             self._leases, name, address, cluster_address, ttl=cluster.lease_ttl, predecessor=left_token()
         )
-        self._port = ClusterPort(cluster_listeners)
+        self._port = ClusterPort(cluster_listeners, cluster_tls(cluster))
         self.view = CellView(
             self._client, cluster.cell, self._store.stream, name, address, cluster_address, cluster.lease_ttl / 3
         )

@@ -1,19 +1,20 @@
 """The port on which the brokers of a cell reach each other. It is open for the whole life of the process.
 
 So a port that refuses connections means that the process is gone (or that a firewall refuses: see docs/CLUSTER.md).
-A connection that says nothing only watches that. Others are relays, which an owner takes. `connect` and `_accepted` are
-the two places where mutual TLS belongs: nothing else in this layer knows a socket of another broker.
+A connection that says nothing only watches that. Others are relays, which an owner takes; with certificates of the
+cluster they are encrypted, and none is believed before its handshake (cluster_tls.py).
 """
 
 from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import trio
 
+from qb.cluster.cluster_tls import ClusterTls, ClusterTlsFailed, pass_on
 from qb.cluster.relays.relay_protocol import MOST_LINE, RelayPreamble, RelayRefused, decode_preamble
 from qb.core.wire.addresses import parse_address
 
@@ -24,6 +25,7 @@ PREAMBLE_SECONDS = 5.0  # from its first byte on
 MOST = 20_000  # connections at once; one more is closed
 
 Welcome = Callable[[socket.socket, RelayPreamble], None]
+Dial = Callable[[str], Awaitable[trio.abc.Stream]]
 
 
 async def connect(address: str) -> trio.SocketStream:
@@ -41,11 +43,18 @@ async def connect(address: str) -> trio.SocketStream:
         raise
 
 
+async def dial(address: str, tls: ClusterTls | None) -> trio.abc.Stream:
+    """Return a connection for a relay, encrypted if this cluster has certificates. Raises OSError."""
+    stream = await connect(address)
+    return stream if tls is None else await tls.dialled(stream)
+
+
 class ClusterPort:
     """Accepts the other brokers."""
 
-    def __init__(self, listeners: Sequence[socket.socket]) -> None:
-        self._listeners = listeners
+    def __init__(self, listeners: Sequence[socket.socket], tls: ClusterTls | None = None) -> None:
+        """With `tls` a relay is taken only from a peer with a certificate of the cluster."""
+        self._listeners, self._tls = listeners, tls
         self.welcome: Welcome | None = None  # takes the relays while this broker owns the cell
 
     async def run(self) -> None:
@@ -73,12 +82,16 @@ class ClusterPort:
         given = False
         try:
             await trio.lowlevel.wait_readable(sock)  # for ever: it may only watch
+            if self._tls is not None:
+                given = True
+                await self._accepted_by_tls(sock, self._tls)
+                return
             with trio.move_on_after(PREAMBLE_SECONDS):
                 line = await _first_line(sock)
                 if line and self.welcome is not None:
                     self.welcome(sock, decode_preamble(line))
                     given = True
-        except RelayRefused as error:
+        except (RelayRefused, ClusterTlsFailed) as error:
             log.warning("refused a connection to the cluster port: %s", error)
         except OSError:
             pass
@@ -86,6 +99,33 @@ class ClusterPort:
             if not given:
                 trio.lowlevel.notify_closing(sock)
                 sock.close()
+
+    async def _accepted_by_tls(self, sock: socket.socket, tls: ClusterTls) -> None:
+        """Shake hands, hear who it is, and pass the bytes on to a plain connection within this process."""
+        async with trio.SocketStream(trio.socket.from_stdlib_socket(sock)) as plain:
+            with trio.fail_after(PREAMBLE_SECONDS):
+                stream = await tls.accepted(plain)
+                said = bytearray()
+                while b"\n" not in said:
+                    if len(said) >= MOST_LINE:
+                        raise RelayRefused("its first line is too long")
+                    data = await stream.receive_some(MOST_LINE)
+                    if not data:
+                        return
+                    said += data
+            line, _, rest = bytes(said).partition(b"\n")
+            preamble = decode_preamble(line + b"\n")
+            if self.welcome is None:
+                return
+            ours, theirs = socket.socketpair()
+            try:
+                theirs.setblocking(False)
+                self.welcome(theirs, preamble)
+            except BaseException:
+                ours.close()
+                theirs.close()
+                raise
+            await pass_on(stream, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), rest)
 
 
 async def _first_line(sock: socket.socket) -> bytes:

@@ -10,6 +10,8 @@ from functools import partial
 import trio
 
 from qb.cluster.cell_view import CellView
+from qb.cluster.cluster_port import dial
+from qb.cluster.cluster_tls import cluster_tls
 from qb.cluster.redirected_session import RedirectedSession, first_frame, redirects
 from qb.cluster.relays.relay import RelayedConversation
 from qb.cluster.relays.relay_protocol import RelayPreamble
@@ -48,6 +50,7 @@ class FollowerDoors:
     ) -> None:
         self._settings, self._listening, self._view, self._tls = settings, listening, view, tls
         self._limits = limits_of(settings)
+        self._dial = partial(dial, tls=cluster_tls(settings.cluster))
         self.users = KnownUsers(settings.security.users_file)
         self._relays: dict[trio.CancelScope, int] = {}  # and the epochs of their owners
 
@@ -124,7 +127,7 @@ class FollowerDoors:
         self._relays[scope] = owner.epoch
         try:
             with scope:
-                await RelayedConversation(peer, preamble, owner.cluster_address).run(first)
+                await RelayedConversation(peer, preamble, owner.cluster_address, self._dial).run(first)
         except OSError as error:
             log.info("the owner at %s cannot be reached: %s", owner.cluster_address, error)
             raise NotOwner(self._view.cell, "", self._view.epoch) from None

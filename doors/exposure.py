@@ -21,12 +21,12 @@ def exposed(settings: Settings) -> list[str]:
 
 def refusal_of_cluster_port(settings: Settings) -> str:
     """Return why the start of a broker of a cell is refused: empty, if its cluster port is on loopback."""
-    if settings.storage.engine == "local" or _is_loopback(settings.cluster.host):
+    if settings.storage.engine == "local" or settings.cluster.tls_cert or _is_loopback(settings.cluster.host):
         return ""
     return (
         f"the cluster port on {settings.cluster.host} would be open beyond loopback: a program that reaches it can "
-        "claim to pass on any peer, and it asks for no certificate yet; keep it in a network of the brokers alone "
-        "(QB_CLUSTER_HOST), and give --insecure to say so"
+        "claim to pass on any peer; give each broker a certificate (QB_CLUSTER_TLS_CERT, QB_CLUSTER_TLS_KEY) of an "
+        "authority that is for brokers alone (QB_CLUSTER_TLS_CA), or --insecure"
     )
 
 

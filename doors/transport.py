@@ -206,7 +206,7 @@ class Transport:
         """Drop the peer, and what it has not read, at once; its session ends as if the peer had gone."""
         self._lose()
         with suppress(OSError):  # it may have gone by itself
-            log.info("dropped %s:%d: %s", *self._socket.getpeername()[:2], why)
+            log.info("dropped %s: %s", ":".join(map(str, self._socket.getpeername()[:2])), why)
             self.abort()
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -6,8 +6,8 @@ from collections import deque
 
 import trio
 
-from qb.cluster.cluster_port import connect
-from qb.cluster.relays.relay_protocol import RelayPreamble, encode_acked, encode_data, encode_preamble
+from qb.cluster.cluster_port import Dial
+from qb.cluster.relays.relay_protocol import RelayPreamble, encode_acked, encode_data, encode_end, encode_preamble
 from qb.doors.delivery_receipts import FIRST_PAUSE, LONGEST_PAUSE, unacknowledged
 from qb.doors.transport import Transport
 from qb.storage.signals import Signal
@@ -19,16 +19,16 @@ UNREAD = 65_536  # bytes that the peer has not read: with more, the owner is not
 class RelayedConversation:
     """One peer and its connection to the owner."""
 
-    def __init__(self, peer: Transport, preamble: RelayPreamble, address: str) -> None:
-        """`address` is the cluster port of the owner that the preamble names."""
-        self._peer, self._preamble, self._address = peer, preamble, address
+    def __init__(self, peer: Transport, preamble: RelayPreamble, address: str, dial: Dial) -> None:
+        """`address` is the cluster port of the owner that the preamble names; `dial` connects to it."""
+        self._peer, self._preamble, self._address, self._dial = peer, preamble, address, dial
         self._marks: deque[tuple[int, int]] = deque()  # where the peer's stream and the owner's answers have got to
         self._marked = Signal()
         self._sending = trio.Lock()
 
     async def run(self, first: bytes = b"") -> None:
         """Pass on what the peer has said, and all that comes. Returns when one side has ended. Raises OSError."""
-        async with await connect(self._address) as owner:
+        async with await self._dial(self._address) as owner:
             await owner.send_all(encode_preamble(self._preamble) + (encode_data(first) if first else b""))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._forward, owner)
@@ -37,17 +37,16 @@ class RelayedConversation:
                 await self._return(owner)
                 nursery.cancel_scope.cancel()
 
-    async def _forward(self, owner: trio.SocketStream) -> None:
+    async def _forward(self, owner: trio.abc.Stream) -> None:
         """Pass on what the peer sends; at its end the owner may still answer."""
         try:
             while data := await self._peer.receive(CHUNK):
                 await self._say(owner, encode_data(data))
-            async with self._sending:
-                await owner.send_eof()
+            await self._say(owner, encode_end())
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the owner has closed: what it said before is still read
 
-    async def _return(self, owner: trio.SocketStream) -> None:
+    async def _return(self, owner: trio.abc.Stream) -> None:
         """Pass on what the owner answers, as fast as the peer reads."""
         passed = 0
         try:
@@ -61,7 +60,7 @@ class RelayedConversation:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
 
-    async def _report(self, owner: trio.SocketStream) -> None:
+    async def _report(self, owner: trio.abc.Stream) -> None:
         """Say how much of the answers the peer's TCP has acknowledged."""
         pause = FIRST_PAUSE
         while not self._peer.gone:
@@ -81,7 +80,7 @@ class RelayedConversation:
                 pause = min(2 * pause, LONGEST_PAUSE)
                 await trio.sleep(pause)
 
-    async def _say(self, owner: trio.SocketStream, piece: bytes) -> None:
+    async def _say(self, owner: trio.abc.Stream, piece: bytes) -> None:
         """Send one piece as a whole, not in the midst of another one."""
         async with self._sending:
             await owner.send_all(piece)

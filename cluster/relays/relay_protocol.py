@@ -12,7 +12,7 @@ import msgspec
 
 FIRST = b"QB-RELAY 1 "
 MOST_LINE = 4096  # bytes of the first line
-_DATA, _ACKED = 0, 1
+_DATA, _ACKED, _END = 0, 1, 2
 _PIECE = struct.Struct(">BI")
 _COUNT = struct.Struct(">Q")
 
@@ -57,6 +57,11 @@ def encode_acked(count: int) -> bytes:
     return _PIECE.pack(_ACKED, _COUNT.size) + _COUNT.pack(count)
 
 
+def encode_end() -> bytes:
+    """Return the piece that says that the peer sends no more; it may still be answered."""
+    return _PIECE.pack(_END, 0)
+
+
 class RelayReader:
     """The owner's side: pieces in, the peer's bytes out."""
 
@@ -64,6 +69,7 @@ class RelayReader:
         self._rest = bytearray()  # of a head or an acknowledgement that is not whole
         self._left = 0  # bytes of the current piece of data that have not come
         self.acked = 0
+        self.ended = False  # will the peer send no more?
 
     def take(self, received: bytes | memoryview) -> bytes:
         """Return what the peer has sent, as far as it has come. Raises RelayRefused."""
@@ -87,6 +93,8 @@ class RelayReader:
                     break
                 (self.acked,) = _COUNT.unpack_from(self._rest, at + _PIECE.size)
                 at += _PIECE.size + size
+            elif kind == _END and not size:
+                at, self.ended = at + _PIECE.size, True
             else:
                 raise RelayRefused(f"a piece of kind {kind} with {size} bytes is not known")
         del self._rest[:at]

@@ -17,6 +17,7 @@ class RelayedTransport(Transport):
         super().__init__(*shared)
         self.acked_by_peer = 0
         self._reader = RelayReader()
+        self._is_over = False  # has all been handed over that the peer will ever send?
         self._came = b""  # bytes of the peer that were not asked for yet
 
     def _read(self, received: memoryview) -> bytes:
@@ -30,6 +31,8 @@ class RelayedTransport(Transport):
 
     async def receive_view(self, most: int = RECEIVE_BYTES) -> memoryview:
         while not self._came:
+            if self._reader.ended:
+                return memoryview(b"")
             received = await super().receive_view()
             if not received or self.gone:
                 return memoryview(b"")
@@ -47,13 +50,17 @@ class RelayedTransport(Transport):
             data, self._came = self._came, b""
             if not take(memoryview(data)):
                 return True
+        if self._reader.ended:
+            return False
         if self._poll is None:
             while data_view := await self.receive_view():
                 if not take(data_view):
                     return True
             return False
-        return await super().attend(lambda received: self._take(received, take))
+        return await super().attend(lambda received: self._take(received, take)) and not self._is_over
 
     def _take(self, received: memoryview, take: Callable[[memoryview], bool]) -> bool:
         data = self._read(received)
-        return not data or take(memoryview(data))
+        wants_more = not data or take(memoryview(data))
+        self._is_over = self._reader.ended and wants_more
+        return wants_more and not self._reader.ended

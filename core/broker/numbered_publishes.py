@@ -119,7 +119,7 @@ class NumberedPublishes:
             self._all_settled.set()
         try:
             return self._note(log, runs, error, append_ms)
-        except Exception as fault:  # nobody else would tell the peer
+        except Exception as fault:  # else the peer would wait for its answers
             self._failed(fault)
             return None
 

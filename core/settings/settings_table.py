@@ -285,6 +285,15 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, Setting("QB_CLUSTER_PORT", INTEGER.within(0, 65535), "port for them; 0 takes a free one")] = (
         9989
     )
+    tls_cert: Annotated[
+        str,
+        Setting("QB_CLUSTER_TLS_CERT", OPTIONAL_TEXT, "certificate of this broker for the other brokers, PEM"),
+    ] = ""
+    tls_key: Annotated[str, Setting("QB_CLUSTER_TLS_KEY", OPTIONAL_TEXT, "its private key, PEM")] = ""
+    tls_ca: Annotated[
+        str,
+        Setting("QB_CLUSTER_TLS_CA", OPTIONAL_TEXT, "authority of the certificates that brokers alone have, PEM"),
+    ] = ""
     lease_ttl: Annotated[
         float,
         Setting(

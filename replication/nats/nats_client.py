@@ -171,7 +171,7 @@ class NatsClient:
         talk = self._conversation
         while talk.info is None:
             talk.receive(await _some(stream))
-        wants_tls = address.tls or talk.info.tls_required
+        wants_tls = address.tls or talk.info.tls_required or self._tls is not None  # else TLS could be stripped
         if wants_tls:
             context = self._tls or ssl.create_default_context()
             secured = trio.SSLStream(stream, context, server_hostname=address.host)

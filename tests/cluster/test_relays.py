@@ -15,12 +15,13 @@ import trio
 
 from qb.cluster.cell_view import CellView
 from qb.cluster.cluster_port import ClusterPort
+from qb.cluster.cluster_tls import cluster_tls
 from qb.cluster.follower_doors import FollowerDoors
 from qb.cluster.members import Announcement
 from qb.cluster.relays.relayed_peers import RelayedPeers
 from qb.cluster.roles import Role
 from qb.core.rights.users_file import hash_of, parse_users, write_users
-from qb.core.settings import SecuritySettings, ServerSettings, Settings, StorageSettings
+from qb.core.settings import ClusterSettings, SecuritySettings, ServerSettings, Settings, StorageSettings
 from qb.core.wire.frames import MessageType as T
 from qb.doors.listening import listen
 from qb.replication.nats.nats_protocol import NatsError
@@ -85,8 +86,11 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
 
 
 @asynccontextmanager
-async def opened_pair(directory: Path, epoch: int = EPOCH, users_file: str = "") -> AsyncIterator[Pair]:
+async def opened_pair(
+    directory: Path, epoch: int = EPOCH, users_file: str = "", cluster: ClusterSettings | None = None
+) -> AsyncIterator[Pair]:
     settings = Settings(
+        cluster=cluster or ClusterSettings(),
         server=ServerSettings(port=0),
         storage=StorageSettings(data_dir=str(directory / "data")),
         security=SecuritySettings(users_file=users_file),
@@ -94,7 +98,7 @@ async def opened_pair(directory: Path, epoch: int = EPOCH, users_file: str = "")
     engine = await trio.to_thread.run_sync(LocalEngine.open, settings.storage)
     owner, follower, ownership = Doors(), Doors(), Held(epoch)
     listeners = listen("127.0.0.1", 0)
-    port = ClusterPort(listeners)
+    port = ClusterPort(listeners, cluster_tls(settings.cluster))
     view = CellView(NoNats(), "main", "QB_main", "follower", "127.0.0.1:1", "127.0.0.1:2", 15.0)  # type: ignore[arg-type]
     doors = FollowerDoors(settings, follower.listening, view, None)
     relays = RelayedPeers(port, "main", epoch)
