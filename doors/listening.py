@@ -208,7 +208,10 @@ class Peers:
                 return self._brief(transport, door, door.urgent, address, slot.refusal)
             return door.open(transport, address)
 
-        return TlsSession(transport, address, opened, door.refuse) if isinstance(transport, TlsTransport) else opened()
+        if not isinstance(transport, TlsTransport):
+            return opened()
+        note = partial(self._broker.access.audit.note, "", address, door.name, "handshake", [], "FAILED")
+        return TlsSession(transport, address, opened, door.refuse, note)
 
     def _refusal(self, door: Door, address: str, error: BrokerError) -> bytes:
         self._broker.metrics.connections_refused[door.name] += 1

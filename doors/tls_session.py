@@ -36,10 +36,14 @@ class TlsSession:
         address: str,
         open_session: Callable[[], InnerSession],
         refuse: Callable[[BrokerError], bytes],
+        failed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`open_session` is called when the peer is known; `refuse` returns the answer to one that speaks no TLS."""
+        """`open_session` is called when the peer is known; `refuse` returns the answer to one that speaks no TLS.
+
+        `failed` is called if the handshake did not succeed.
+        """
         self._transport, self._address = transport, address
-        self._open_session, self._refuse = open_session, refuse
+        self._open_session, self._refuse, self._failed = open_session, refuse, failed
         self._inner: InnerSession | None = None
         self._scope = trio.CancelScope()
 
@@ -50,9 +54,11 @@ class TlsSession:
                 await self._transport.handshake()
                 self._inner = self._open_session()
         except PlainPeer:
+            self._failed()
             self._transport.send_plain(self._refuse(plain_refusal()))
             await self._transport.linger()
         except TlsFailed as error:
+            self._failed()
             log.info("refused %s: %s", self._address, error)
         if self._inner is None:
             self._transport.close()
