@@ -6,11 +6,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from qb import BrokerClient
 from tests.damage.directories import make_clean
+from tests.support.brokers import free_port
 from tests.support.local_state import state
 from tests.support.nats_cluster import NatsCluster
 from tests.support.waiting import wait_until
@@ -54,6 +57,54 @@ def kill_when(holds: Callable[[int], bool], source: str | Path, target: str | Pa
     with migrating(source, target, cell) as process:
         wait_until(lambda: holds(process.pid) or process.poll() is not None)
         process.kill()
+
+
+@contextmanager
+def broker(urls: str, directory: Path, cell: str) -> Iterator[BrokerClient]:
+    """A client of a real broker of the cell, which is stopped in good order at the end."""
+    port = free_port()
+    command = [
+        str(Path(sys.executable).with_name("qb-server")),
+        "--storage-engine",
+        "jetstream",
+        "--nats-servers",
+        urls,
+    ]
+    command += ["--data-dir", str(directory), "--port", str(port), "--cell", cell, "--lease-ttl", "2"]
+    command += ["--cluster-port", "0", "--json-port", "0", "--http-port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            with BrokerClient(port=port, request_timeout=30, connect_wait=30) as client:
+                yield client
+            process.terminate()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+def test_a_broker_serves_what_was_migrated_and_its_copy_restores_a_journal(
+    original: Path, nats_cluster: NatsCluster, tmp_path: Path
+) -> None:
+    urls = ",".join(nats_cluster.urls)
+    code, said = migrate(original, urls, "served")
+    assert code == 0, said
+    with broker(urls, tmp_path / "copy", "served") as client:
+        assert sorted(each.subscription_id for each in client.list_subscriptions()) == [
+            "all",
+            "failing",
+            "late",
+            "paused",
+        ]
+        assert client.publish("events", b"after").durability == "replicated"
+        before = {topic: client.offsets(topic) for topic in ("orders", "events", "short")}
+        assert before["short"].first > 0
+        code, said = migrate(urls, tmp_path / "refused", "served")
+        assert code == 1
+        assert "a broker owns the cell" in said
+    code, said = migrate(tmp_path / "copy", urls, "restored")
+    assert code == 0, said
+    with broker(urls, tmp_path / "anew", "restored") as client:
+        assert {topic: client.offsets(topic) for topic in before} == before
 
 
 def test_a_directory_is_migrated_there_and_back(original: Path, nats_cluster: NatsCluster, tmp_path: Path) -> None:
