@@ -16,7 +16,7 @@ CHUNKED = (
     b"POST /b HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n"
     b"6;x=y\r\na\r\n\r\nb\r\n3\r\ncde\r\n0\r\ntrailer: v\r\n\r\n"
 )
-UPGRADED = b"POST /c HTTP/1.1\r\n" + HOST + b"connection: upgrade\r\nupgrade: TLS/1.0\r\ncontent-length: 2\r\n\r\nhi"
+UPGRADED = b"POST /c HTTP/1.1\r\n" + HOST + b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: 2\r\n\r\nhi"
 REQUESTS = {PLAIN: ("/topics", b""), SIZED: ("/a", b"ab\r\n\r\ncde"), UPGRADED: ("/c", b"hi")}
 REQUESTS[CHUNKED] = ("/b", b"a\r\n\r\nbcde")
 

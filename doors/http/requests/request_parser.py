@@ -22,7 +22,6 @@ END = b"\r\n\r\n"
 _UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 _METHOD = re.compile(rb"[A-Za-z-]{1,40}")
 TWO_LENGTHS = "the length of the body is given in two ways: send Content-Length or Transfer-Encoding"
-HTTP_2 = {"h2", "h2c", "http/2", "http/2.0"}  # what an upgrade to it may be called
 _FORBIDDEN = (httptools.HttpParserError, httptools.HttpParserUpgrade)
 
 
@@ -91,7 +90,7 @@ class RequestParser:
         try:
             try:
                 parser = self._feed_head(head)
-            except httptools.HttpParserUpgrade:  # any other is answered in HTTP/1.1: so its body is one of HTTP/1.1 too
+            except httptools.HttpParserUpgrade:  # it is answered in HTTP/1.1, so its body is one of HTTP/1.1 too
                 self._check_upgrade()
                 parser = self._feed_head(_UPGRADE.sub(b"", head))
             except httptools.HttpParserInvalidMethodError:
@@ -113,8 +112,6 @@ class RequestParser:
 
     def _check_upgrade(self) -> None:
         wanted = {each.strip().lower() for each in self._headers.get("upgrade", "").split(",")}
-        if wanted & HTTP_2:
-            raise _other_version()
         if "websocket" in wanted:
             what = "this door has no WebSockets; messages are pushed as Server-Sent Events"
             raise HttpError(403, "NO_WEBSOCKET", what)
@@ -205,9 +202,7 @@ def _too_long() -> HttpError:
 
 
 def _other_version() -> HttpError:
-    return HttpError(
-        505, "HTTP_VERSION", "this door speaks HTTP/1.1 only; there is no HTTP/2 here, nor an upgrade to it"
-    )
+    return HttpError(505, "HTTP_VERSION", "this door speaks HTTP/1.1 only; there is no HTTP/2 here")
 
 
 def _refusal(head: bytes, error: httptools.HttpParserError) -> HttpError:
