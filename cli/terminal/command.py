@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from qb.clients.blocking.client import BrokerClient
+from qb.clients.protocol.client_errors import without_calls
 from qb.core.wire.value_kinds import Kind
 
 REFUSED, MISUSED, INTERRUPTED = 1, 2, 130  # exit codes
@@ -73,7 +74,7 @@ def reason(error: BaseException) -> str:
         return "interrupted"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return re.sub(r"the argument (\w+)", _as_flag, str(error)) or type(error).__name__
+    return re.sub(r"the argument (\w+)", _as_flag, without_calls(str(error))) or type(error).__name__
 
 
 def _as_flag(argument: re.Match[str]) -> str:

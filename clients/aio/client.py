@@ -173,7 +173,7 @@ class AsyncBrokerClient(
         """Leave all subscriptions, close all producers and end the connection; a later call connects anew.
 
         Calls of other tasks that are on their way raise. In a handler it returns at once, and the rest happens when
-        the handler has returned.
+        the handler has returned. close() is the same method.
         """
         if self._link.inherited:
             return
@@ -181,6 +181,8 @@ class AsyncBrokerClient(
             self._background.start("qb disconnects", self._disconnect, finish=True)
         else:
             await self._disconnect()
+
+    close = disconnect
 
     async def _disconnect(self) -> None:
         try:

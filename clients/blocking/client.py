@@ -171,7 +171,7 @@ class BrokerClient(ProducerMethods, SubscriptionMethods, OffsetAndGroupMethods, 
         """Leave all subscriptions, close all producers and end the connection; a later call connects anew.
 
         Calls of other threads that are on their way raise. In a handler it returns at once, and the rest happens when
-        the handler has returned.
+        the handler has returned. close() is the same method.
         """
         if self._link.inherited:
             return
@@ -179,6 +179,8 @@ class BrokerClient(ProducerMethods, SubscriptionMethods, OffsetAndGroupMethods, 
             self._background.start("qb disconnects", self._disconnect, finish=True)
         else:
             self._disconnect()
+
+    close = disconnect
 
     def _disconnect(self) -> None:
         try:

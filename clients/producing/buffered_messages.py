@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 
 from qb.clients.producing.producer_options import ProducerOptions
-from qb.clients.producing.send_batch import SendBatch
+from qb.clients.producing.send_batch import SendBatch, messages_are
 from qb.clients.producing.send_queue import SendQueue
 from qb.clients.protocol.client_errors import BufferFull, PublishFailed, PublishUncertain
 
@@ -92,6 +92,6 @@ class BufferedMessages:
             return None
         error, count = unreported[0].error, sum(batch.failed for batch in unreported)
         kind = PublishUncertain if isinstance(error, PublishUncertain) else PublishFailed
-        failure = kind(f"{count} messages for topic {self._topic} are not known to be stored: {error}")
+        failure = kind(f"{messages_are(count, self._topic)} not known to be stored: {error}")
         failure.__cause__, failure.code = error, getattr(error, "code", None)
         return failure

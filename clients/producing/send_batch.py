@@ -13,6 +13,11 @@ from qb.clients.protocol.unacked_publishes import StoredPublishes, UnackedBatch
 NOT_ACKED = StoredPublishes(0, 0, -1, -1, 0, "none", False)  # stands for an answer that is not waited for
 
 
+def messages_are(count: int, topic: str) -> str:
+    """Begin a sentence about some messages."""
+    return f"1 message for topic {topic} is" if count == 1 else f"{count} messages for topic {topic} are"
+
+
 class Delivery(NamedTuple):
     """What became of one message of a producer: what `on_delivery` is called with.
 

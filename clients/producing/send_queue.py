@@ -77,7 +77,7 @@ class SendQueue:
         """Send the pieces of a batch next; bodies longer than `limit` fail."""
         self.in_hand = None
         for piece in pieces:
-            if max(map(len, piece.bodies)) <= limit:
+            if piece.batch.size <= limit or max(map(len, piece.bodies)) <= limit:
                 self._outgoing.append(piece)
             else:
                 self._cut_out_long(piece, limit)

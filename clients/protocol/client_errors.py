@@ -1,14 +1,17 @@
 """Every way a call to the broker can end badly, as a type.
 
 A refusal carries the broker's own code and text; its type has the name of that code (`Code` in qb.core.wire.errors),
-which is all that connects the two. The other types say what is known about the fate of the call:
-BrokerUnavailable means that nothing was sent, PublishUncertain that the broker may or may not have stored it.
+which is all that connects the two. The text is the same at all doors, and where it names a command, str() names the
+call that does the same in a program; the command line shows the text alone. The other types say what is known about the
+fate of the call: BrokerUnavailable means that nothing was sent, PublishUncertain that the broker may or may not have
+stored it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import ClassVar
 
 from qb.core.wire.errors import Code
 
@@ -77,13 +80,16 @@ class RequestRefused(QBError):
     """
 
     code: str
+    in_a_program: ClassVar[str] = ""  # the call that does what the command in the text does
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(code, text)
         self.code, self.text = code, text
 
     def __str__(self) -> str:
-        return self.text
+        if not self.in_a_program or ": qb " not in self.text:
+            return self.text
+        return f"{self.text} (in a program: client.{self.in_a_program})"
 
 
 class BadRequest(RequestRefused):
@@ -96,6 +102,8 @@ class BadName(RequestRefused):
 
 class UnknownTopic(RequestRefused):
     """No topic of that name."""
+
+    in_a_program = "create_topic(topic)"
 
 
 class TopicExists(RequestRefused):
@@ -123,6 +131,8 @@ class OffsetOutOfRange(RequestRefused):
 
 class UnknownSubscription(RequestRefused):
     """No subscription of that name."""
+
+    in_a_program = "create_subscription(subscription_id, topic)"
 
 
 class SubscriptionExists(RequestRefused):
@@ -168,9 +178,13 @@ class UnknownStage(RequestRefused):
 class UnknownTransaction(RequestRefused):
     """The broker knows no transaction of that id."""
 
+    in_a_program = "list_transactions()"
+
 
 class TransactionUnfinished(RequestRefused):
     """The transaction is committed, but its messages cannot be shown yet: the broker tries again by itself."""
+
+    in_a_program = "show_transaction(transaction_id)"
 
 
 class PartitionHeld(RequestRefused):
@@ -227,6 +241,11 @@ def _code_named(name: str) -> Code:
 
 
 _TYPES: dict[str, type[RequestRefused]] = {_code_named(type.__name__): type for type in RequestRefused.__subclasses__()}
+
+
+def without_calls(text: str) -> str:
+    """Return the text of an error without the calls that it names: for the command line."""
+    return re.sub(r" \(in a program: client\.\w+\([^()]*\)\)", "", text)
 
 
 def refusal(code: str, text: str) -> RequestRefused:

@@ -1,4 +1,4 @@
-"""How long to wait before the next attempt to connect, and what to log meanwhile."""
+"""How long to wait before the next attempt to connect, what to log meanwhile, and what is asked again."""
 
 from __future__ import annotations
 
@@ -30,6 +30,26 @@ SILENT_FOR = 1.0  # seconds without a connection after which the log says what i
 log = logging.getLogger("qb.client")
 
 _random = random.Random()  # of our own: a program's seeded random numbers are not ours to use up
+# They change nothing at the broker, so a client may ask again what it has no answer to.
+READ_ONLY_METHODS = frozenset(
+    {
+        "cluster",
+        "committed_offsets",
+        "dead_letters",
+        "describe_group",
+        "describe_subscription",
+        "describe_topic",
+        "describe_topics",
+        "explain",
+        "list_groups",
+        "list_subscriptions",
+        "list_topics",
+        "list_transactions",
+        "offsets",
+        "server_info",
+        "show_transaction",
+    }
+)
 
 
 class ReconnectBackoff:

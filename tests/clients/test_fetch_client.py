@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from qb.clients.protocol.conversation import Conversation
 from qb.clients.protocol.fetch_requests import BulkFetchRequest, FetchRequest, fetched, portion_in, raw_fetched
 from qb.core.wire.errors import PeerMisbehaved
 from qb.core.wire.frames import Frame, MessageType, decode_frame, encode_frame
+from qb.testing.fault_proxy import FaultProxy
 from tests.support.brokers import BrokerProcess
 
 pytestmark = pytest.mark.timeout(30)
@@ -58,6 +60,46 @@ def test_several_fetches_on_their_way_bring_stored_batches_and_where_their_frame
     lost = client.begin_fetch(BulkFetchRequest(topic, 5, 0, 1))
     with pytest.raises(UnknownPartition):
         lost()
+
+
+class LosesAnswers(FaultProxy):
+    """Ends connections in place of passing on what the broker answers, so many times."""
+
+    def __init__(self, target: int) -> None:
+        super().__init__()
+        self.target, self.left = target, 0
+
+    def _waits(self, frames: bytes) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def test_a_fetch_whose_answer_was_lost_is_asked_for_again(
+    shared: BrokerProcess, client: BrokerClient, topic: str
+) -> None:
+    client.publish_many(topic, [b"0", b"1"], 0)
+    proxy = LosesAnswers(shared.port)
+    with closing(proxy), closing(BrokerClient(port=proxy.port)) as other:
+        other.connect()
+        proxy.left = 1
+        assert bodies(other.fetch(topic, 0)) == [b"0", b"1"]
+        began = other.begin_fetch(BulkFetchRequest(topic, 0, 0, 1))
+        assert began().next_offset == 2
+        proxy.left = 1
+        began = other.begin_fetch(BulkFetchRequest(topic, 0, 0, 1))
+        assert began().next_offset == 2
+
+
+async def test_a_fetch_of_an_async_client_whose_answer_was_lost_is_asked_for_again(
+    shared: BrokerProcess, client: BrokerClient, topic: str
+) -> None:
+    client.publish_many(topic, [b"0", b"1"], 0)
+    with closing(LosesAnswers(shared.port)) as proxy:
+        async with AsyncBrokerClient(port=proxy.port) as other:
+            proxy.left = 1
+            assert bodies(await other.fetch(topic, 0)) == [b"0", b"1"]
+            await other.close()
+            assert bodies(await other.fetch(topic, 0)) == [b"0", b"1"]  # connects anew
 
 
 def test_an_answer_that_is_shorter_than_its_index_is_refused() -> None:

@@ -172,7 +172,7 @@ def test_an_error_reaches_the_handle_the_callback_and_the_log(
     ]
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert [(record.name, record.getMessage()) for record in errors] == [
-        ("qb.client", "1 messages for topic orders are not stored: refused: UNKNOWN_TOPIC")
+        ("qb.client", "1 message for topic orders is not stored: refused: UNKNOWN_TOPIC")
     ]
 
 
@@ -180,7 +180,7 @@ def test_a_failure_that_nothing_has_reported_is_raised_by_flush_and_by_the_end_o
     scripted: ScriptedBroker, client: BrokerClient
 ) -> None:
     scripted.refuse[b"bad"] = "UNKNOWN_TOPIC"
-    text = "1 messages for topic orders are not known to be stored"
+    text = "1 message for topic orders is not known to be stored"
     with pytest.raises(PublishFailed, match=text), client.producer("orders") as producer:
         producer.send(b"bad")
         with pytest.raises(PublishFailed) as failed:

@@ -136,7 +136,7 @@ def test_errors_reach_the_handle_an_async_callback_and_the_log(
 
     run(main)
     assert [(each.value, type(each.error)) for each in deliveries] == [(b"good", type(None)), (b"bad", UnknownTopic)]
-    assert caplog.text.count("1 messages for topic orders are not stored: refused: UNKNOWN_TOPIC") == 2
+    assert caplog.text.count("1 message for topic orders is not stored: refused: UNKNOWN_TOPIC") == 2
 
 
 def test_the_end_of_the_clients_block_closes_its_producers(run: Run, scripted: ScriptedBroker) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,8 +17,9 @@ from qb import (
     PublishUncertain,
     TooManyConnections,
 )
-from qb.clients.protocol.reconnecting import LONGEST_PAUSE, ReconnectBackoff, explain
+from qb.clients.protocol.reconnecting import LONGEST_PAUSE, READ_ONLY_METHODS, ReconnectBackoff, explain
 from qb.core.wire.addresses import BrokerAddress
+from qb.doors.binary.methods import METHODS
 from tests.support.scripted_broker import Plan, ScriptedBroker
 
 pytestmark = pytest.mark.timeout(40)
@@ -98,7 +99,46 @@ def test_without_idempotence_a_lost_ack_is_uncertain() -> None:
         assert "producer_id" not in broker.hellos[0]
 
 
-def test_a_request_on_its_way_says_that_it_was_lost() -> None:
+def test_a_request_that_changes_something_says_that_its_answer_was_lost() -> None:
+    with ScriptedBroker(Plan(silent=True)) as broker, BrokerClient(port=broker.port) as client:
+        failures: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                client.delete_topic("orders")
+            except ConnectionLost as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        broker.wait_for(lambda: len(broker.frames) == 2)  # HELLO and the request
+        broker.drop_connections()
+        thread.join()
+        assert len(failures) == 1
+        assert client.list_topics()
+
+
+READS: list[tuple[str, Callable[[BrokerClient], object]]] = [
+    ("list_topics", lambda client: client.list_topics()),
+    ("describe_topics", lambda client: client.describe_topics(["orders"])),
+    ("offsets", lambda client: client.offsets("orders")),
+    ("describe_subscription", lambda client: client.describe_subscription("billing")),
+]
+
+
+@pytest.mark.parametrize(("method", "read"), READS, ids=[method for method, _ in READS])
+def test_what_only_reads_is_asked_again_when_its_answer_was_lost(
+    method: str, read: Callable[[BrokerClient], object]
+) -> None:
+    plans = [Plan(lose_answer_to=method), Plan(lose_answer_to=method)]
+    with ScriptedBroker(*plans) as broker, BrokerClient(port=broker.port) as client:
+        broker.answers |= {"describe_topics": [], "offsets": {"first": 0, "next": 0}}
+        read(client)
+        asked = [frame for frame in broker.frames if frame.properties.get("method") == method]
+        assert (len(asked), broker.connections) == (3, 3)
+
+
+def test_what_only_reads_is_not_asked_again_by_a_client_that_is_closed() -> None:
     with ScriptedBroker(Plan(silent=True)) as broker, BrokerClient(port=broker.port) as client:
         failures: list[BaseException] = []
 
@@ -111,10 +151,23 @@ def test_a_request_on_its_way_says_that_it_was_lost() -> None:
         thread = threading.Thread(target=ask)
         thread.start()
         broker.wait_for(lambda: len(broker.frames) == 2)  # HELLO and the request
-        broker.drop_connections()
+        client.close()
         thread.join()
-        assert len(failures) == 1
-        assert client.list_topics()
+        assert (len(failures), broker.connections) == (1, 1)
+
+
+def test_what_only_reads_says_that_it_was_lost_if_no_broker_comes_back_in_time() -> None:
+    broker = ScriptedBroker(Plan(lose_answer_to="list_topics"))
+    with broker, BrokerClient(port=broker.port, request_timeout=0.5) as client:
+        broker.stop_listening()
+        with pytest.raises(ConnectionLost):
+            client.list_topics()
+
+
+def test_every_method_that_the_client_asks_again_is_one_of_the_broker_that_changes_nothing() -> None:
+    changing = {"create", "add", "delete", "seek", "pause", "resume", "fork", "retry", "purge", "join", "sync"}
+    changing |= {"heartbeat", "leave", "commit", "reset", "begin", "abort", "finish", "abandon", "move"}
+    assert {name for name in METHODS if name.partition("_")[0] not in changing} == READ_ONLY_METHODS
 
 
 # Many publishes

@@ -29,6 +29,7 @@ def batch_of(*messages: tuple[bytes, str | None]) -> SendBatch:
     batch = SendBatch("t", 1, LATER, Lock())
     for body, key in messages:
         batch.bodies.append(body)
+        batch.size += len(body)
         if key is not None:
             batch.note(NOTES.of(None, key, None, 0))
     batch.close()

@@ -73,16 +73,16 @@ class AsyncOffsetAndGroupMethods(AsyncClientBase):
         deadline = now() + max_wait + self._request_timeout
         answer = await self._read_ahead.take(wanted, deadline)
         if answer is None:
-            answer = await self._link.answer(await self._ask_for(wanted, deadline), deadline)
+            answer = await self._repeat(lambda: self._compose_fetch(wanted), deadline)
         portion = portion_in(answer, wanted)
         await self._read_ahead.go_on(wanted, portion.next_offset)
         return fetched(portion)
 
     async def _ask_for(self, wanted: FetchRequest | BulkFetchRequest, deadline: float) -> AsyncPendingCall:
-        def compose() -> tuple[int, bytes]:
-            return self._conversation.compose(MessageType.FETCH, wanted.properties())
+        return await self._link.begin(lambda: self._compose_fetch(wanted), deadline)
 
-        return await self._link.begin(compose, deadline)
+    def _compose_fetch(self, wanted: FetchRequest | BulkFetchRequest) -> tuple[int, bytes]:
+        return self._conversation.compose(MessageType.FETCH, wanted.properties())
 
     async def begin_fetch(self, wanted: BulkFetchRequest) -> Callable[[], Awaitable[RawFetched]]:
         """Ask for stored batches and return at once, so that the broker reads them meanwhile.
@@ -94,13 +94,12 @@ class AsyncOffsetAndGroupMethods(AsyncClientBase):
             A function that waits for the batches.
 
         Raises:
-            QBError: As fetch(); the function that is returned raises so too, and ConnectionLost.
+            QBError: As fetch(); the function that is returned raises so too.
         """
-        link, patience = self._link, self._request_timeout
-        call = await self._ask_for(wanted, now() + patience)
+        call = await self._ask_for(wanted, self._deadline())
 
         async def wait() -> RawFetched:
-            return raw_fetched(await link.answer(call, now() + patience))
+            return raw_fetched(await self._repeat(lambda: self._compose_fetch(wanted), self._deadline(), call))
 
         return wait
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from qb.clients.aio.methods.stages import AsyncStage
 from qb.clients.aio.methods.topics import AsyncTopicMethods
-from qb.clients.protocol.client_errors import BrokerUnavailable, ConnectionLost, QBError, ShuttingDown
 from qb.clients.protocol.conversation import answer_of
 from qb.clients.protocol.staged_messages import (
     TransactionReceipt,
@@ -50,7 +48,7 @@ class AsyncTransactionRequests(AsyncTopicMethods):
         """Commit messages that fit into one frame. Raises as commit_transaction()."""
         named = {"transaction": transaction_id} | ({} if number is None else {"number": str(number)})
         compose = partial(self._conversation.compose, MessageType.TRANSACTION, named, body)
-        return receipt_in(await self._repeat(compose, self._deadline()))
+        return receipt_in(answer_of(await self._repeat(compose, self._deadline())))
 
     async def commit_transaction(
         self, transaction_id: str, stages: Sequence[tuple[str, int]], number: int | None = None
@@ -160,20 +158,3 @@ class AsyncTransactionRequests(AsyncTopicMethods):
             BadRequest: It is not one that can be given up.
         """
         return receipt_in(await self._insist(self._deadline(), "abandon_transaction", transaction=transaction_id))
-
-    async def _insist(self, deadline: float, method: str, **arguments: Any) -> Any:
-        """Call a method that does no harm when it is called twice: again, if the connection is lost."""
-        return await self._repeat(lambda: self._conversation.request(method, arguments), deadline)
-
-    async def _repeat(self, compose: Callable[[], tuple[int, bytes]], deadline: float) -> Any:
-        """Send a request that does no harm when it is carried out twice: again, if the connection is lost."""
-        lost: QBError | None = None
-        while True:
-            try:
-                return answer_of(await self._link.ask(compose, deadline))
-            except (ConnectionLost, ShuttingDown) as error:
-                if not self._link.started:  # we were disconnected on purpose
-                    raise
-                lost = error
-            except BrokerUnavailable as error:
-                raise lost or error from None

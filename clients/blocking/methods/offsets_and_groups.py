@@ -74,16 +74,16 @@ class OffsetAndGroupMethods(ClientBase):
         deadline = now() + max_wait + self._request_timeout
         answer = self._read_ahead.take(wanted, deadline)
         if answer is None:
-            answer = self._link.answer(self._ask_for(wanted, deadline), deadline)
+            answer = self._repeat(lambda: self._compose_fetch(wanted), deadline)
         portion = portion_in(answer, wanted)
         self._read_ahead.go_on(wanted, portion.next_offset)
         return fetched(portion)
 
     def _ask_for(self, wanted: FetchRequest | BulkFetchRequest, deadline: float) -> PendingCall:
-        def compose() -> tuple[int, bytes]:
-            return self._conversation.compose(MessageType.FETCH, wanted.properties())
+        return self._link.begin(lambda: self._compose_fetch(wanted), deadline)
 
-        return self._link.begin(compose, deadline)
+    def _compose_fetch(self, wanted: FetchRequest | BulkFetchRequest) -> tuple[int, bytes]:
+        return self._conversation.compose(MessageType.FETCH, wanted.properties())
 
     def begin_fetch(self, wanted: BulkFetchRequest) -> Callable[[], RawFetched]:
         """Ask for stored batches and return at once, so that the broker reads them meanwhile.
@@ -95,13 +95,12 @@ class OffsetAndGroupMethods(ClientBase):
             A function that waits for the batches.
 
         Raises:
-            QBError: As fetch(); the function that is returned raises so too, and ConnectionLost.
+            QBError: As fetch(); the function that is returned raises so too.
         """
-        link, patience = self._link, self._request_timeout
-        call = self._ask_for(wanted, now() + patience)
+        call = self._ask_for(wanted, self._deadline())
 
         def wait() -> RawFetched:
-            return raw_fetched(link.answer(call, now() + patience))
+            return raw_fetched(self._repeat(lambda: self._compose_fetch(wanted), self._deadline(), call))
 
         return wait
 

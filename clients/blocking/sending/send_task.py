@@ -10,7 +10,7 @@ from qb.clients.producing.batch_routing import pieces_of
 from qb.clients.producing.buffered_messages import BufferedMessages
 from qb.clients.producing.message_notes import MessageNote
 from qb.clients.producing.producer_options import ProducerOptions
-from qb.clients.producing.send_batch import Delivery, SendBatch, SendPiece
+from qb.clients.producing.send_batch import Delivery, SendBatch, SendPiece, messages_are
 from qb.clients.protocol.client_errors import BrokerUnavailable, ConnectionLost, QBError, RequestTimedOut
 from qb.clients.protocol.reconnecting import log
 from qb.clients.tracing import end_batch, tracing
@@ -228,4 +228,4 @@ class SendTask:
 
 def _log_failure(batch: SendBatch) -> None:
     if batch.failed:
-        log.error("%d messages for topic %s are not stored: %s", batch.failed, batch.topic, batch.error)
+        log.error("%s not stored: %s", messages_are(batch.failed, batch.topic), batch.error)
