@@ -19,7 +19,7 @@ from qb.core.settings import ClusterSettings, Settings, StorageSettings
 from qb.core.wire.frames import MessageType as T
 from qb.core.wire.frames import encode_frame
 from qb.doors.exposure import refusal_of_cluster_port
-from tests.cluster.test_relays import EPOCH, opened_pair
+from tests.support.relayed_brokers import EPOCH, opened_pair
 
 PREAMBLE = encode_preamble(RelayPreamble("main", EPOCH, "json", "10.0.0.9", 50_000))
 LINE = b'{"type":"listTopics"}\n'

@@ -24,8 +24,8 @@ from qb.doors.peer_identity import PeerIdentity
 from qb.doors.tls_session import TlsSession
 from qb.doors.tls_transport import HANDSHAKE_BYTES, HANDSHAKE_SECONDS, TlsTransport
 from tests.conftest import BrokerProcess
-from tests.rights.test_tls import write_certificate
 from tests.support.brokers import free_port
+from tests.support.certificates import write_certificate
 from tests.support.waiting import wait_until
 
 

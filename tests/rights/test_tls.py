@@ -23,6 +23,7 @@ from qb.cli.main import main
 from qb.core.rights.users_file import hash_of, parse_user, write_users
 from qb.core.wire.frames import MessageType, encode_frame
 from tests.support.brokers import BrokerProcess, free_port, run_server
+from tests.support.certificates import write_certificate
 from tests.support.peers import Peer
 from tests.support.waiting import wait_until
 
@@ -52,12 +53,6 @@ class Site(NamedTuple):
         peer = Peer(self.broker.port)
         peer.socket = self.context(client).wrap_socket(peer.socket, server_hostname="localhost")
         return peer
-
-
-def write_certificate(directory: Path, authority: trustme.CA) -> None:
-    issued = authority.issue_cert("localhost")
-    (directory / "cert.pem").write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-    issued.private_key_pem.write_to_path(directory / "key.pem")
 
 
 @pytest.fixture(scope="module")
