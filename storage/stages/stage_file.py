@@ -262,11 +262,13 @@ class StageWrite(NamedTuple):
         try:
             self.file.write(data, self.size, sync=self.sync)
         except SyncFailed as failure:
-            text = f"the stage is ended, since it could not be made durable: {failure.strerror}"
+            text = f"the stage is ended, since {self.file.path} could not be made durable: {failure.strerror}"
             return FailedBatch(LogPoisoned(text), poisoned=True)
         except OSError as failure:
             kind = DiskFull if failure.errno in NO_ROOM else LogPoisoned
-            return FailedBatch(kind(f"the stage could not store the messages: {failure.strerror}"), poisoned=False)
+            return FailedBatch(
+                kind(f"{self.file.path} could not store the messages: {failure.strerror}"), poisoned=False
+            )
         return self.size + len(data)
 
 

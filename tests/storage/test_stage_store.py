@@ -334,8 +334,8 @@ async def test_a_stage_without_room_says_so_until_its_frames_are_being_written(
         assert stage.has_room
 
 
-async def refused(receipt: Receipt, kind: type[BrokerError]) -> None:
-    with pytest.raises(kind):
+async def refused(receipt: Receipt, kind: type[BrokerError], text: str | None = None) -> None:
+    with pytest.raises(kind, match=text):
         await receipt.wait()
 
 
@@ -355,7 +355,7 @@ async def test_a_full_disk_takes_back_what_was_not_durable_and_the_stage_lives_o
         with monkeypatch.context() as patch:
             patch_write(patch, full)
             for receipt in (give(stage, T0, b"lost"), give(stage, T1, b"lost too")):
-                await refused(receipt, DiskFull)
+                await refused(receipt, DiskFull, f"{file_of(tmp_path, stage)} could not store")
         assert (stage.messages, stage.taken, stage.failure) == (1, 1, None)
         assert file_of(tmp_path, stage).stat().st_size == size
         await put(stage, T1, b"later")
@@ -378,7 +378,7 @@ async def test_a_failed_sync_ends_the_stage_and_is_never_tried_again(
         with monkeypatch.context() as patch:
             patch_sync(patch, failing)
             for receipt in (give(stage, T0, b"a"), give(stage, T0, b"b")):
-                await refused(receipt, LogPoisoned)
+                await refused(receipt, LogPoisoned, f"{file_of(tmp_path, stage)} could not be made durable")
         assert len(calls) == 1
         assert stage.messages == stage.taken == 1
         with pytest.raises(LogPoisoned, match="Input/output error"):
