@@ -87,7 +87,8 @@ def reason(error: Exception) -> str:
     """Return why a pipeline failed, in one line: the broker's words if there are any."""
     text = str(error)
     ours = OURS.findall(text)
-    return ours[-1] if ours else text.strip().partition("\n")[0]
+    words = ours[-1] if ours else text.strip().partition("\n")[0]
+    return words.partition(" (in a program: ")[0]
 
 
 def read_topics(spark: SparkSession, arguments: Namespace, topics: str, group: str, **options: Any) -> DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -255,8 +255,16 @@ class ReplicatedEngine(LocalEngine):
 
     def capture(self, metadata: MetadataEnd) -> CapturedEnds:
         """Return where everything ends; called as the result of LookAtMetadata, so that it is one point in time."""
-        logs = [(self._directories.partition(log.topic, log.partition), log) for _, log in self._logs()]
-        return self.checkpoint_files.capture(metadata, self._topics, logs, self._stages.known.values())
+        topics = self._topics | {name: kept.topic for name, kept in self._retired.items()}
+        logs = [(self._directories.partition(log.topic, log.partition), log) for _, log in self._held_logs()]
+        return self.checkpoint_files.capture(metadata, topics, logs, self._stages.known.values())
+
+    def _held_logs(self) -> Iterator[tuple[Topic, LocalLog]]:
+        """Yield all logs of this copy, also of topics whose deletion is not committed: if it never is, they stay."""
+        yield from self._logs()
+        for kept in self._retired.values():
+            for log in kept.logs:
+                yield kept.topic, log
 
     @property
     def metadata_log(self) -> MetadataLog:
@@ -271,14 +279,14 @@ class ReplicatedEngine(LocalEngine):
     def snapshot(self, trim: ChainPoint) -> tuple[TrimHead, Entries]:
         """Return what a reader must know that begins at a point, and the metadata, to be encoded."""
         ranges: dict[str, list[tuple[int, int, int, int]]] = {}
-        for topic, log in self._logs():
+        for topic, log in self._held_logs():
             if found := [(each.producer_id, each.first_number, each.first_offset, each.count) for each in log.ranges()]:
                 ranges[f"{topic.number:016x}/{log.partition}"] = found
         return TrimHead(trim=trim, applied=self.applied, ranges=ranges), self._metadata.entries()
 
     def trim_point(self, end: int) -> ChainPoint | None:
         """Return up to where the journal is not needed any more; nothing behind `end` is known."""
-        with_messages = [(topic, log) for topic, log in self._logs() if log.durable_offset > log.first_offset]
+        with_messages = [(topic, log) for topic, log in self._held_logs() if log.durable_offset > log.first_offset]
         firsts = {f"{topic.number:016x}/{log.partition}": log.first_offset for topic, log in with_messages}
         return self.positions.trim_point(self.positions.needed(firsts, end))
 
