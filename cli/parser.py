@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from qb.cli.cluster import cluster_commands, migrate_commands
+from qb.cli.cluster import cluster_commands, migrate_commands, repair_commands
 from qb.cli.commands import (
     bench_commands,
     consume_commands,
@@ -39,7 +39,7 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
     ("Consumer groups", group_commands.COMMANDS),
     ("Transactions", transaction_commands.COMMANDS),
     ("The broker", health_commands.COMMANDS + bench_commands.COMMANDS),
-    ("A cluster of brokers", cluster_commands.COMMANDS + migrate_commands.COMMANDS),
+    ("A cluster of brokers", cluster_commands.COMMANDS + repair_commands.COMMANDS + migrate_commands.COMMANDS),
     ("Users and rights", users_commands.COMMANDS + tls_commands.COMMANDS),
     ("The data directory", verify_commands.COMMANDS),
 )

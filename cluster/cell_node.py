@@ -17,7 +17,7 @@ from qb.cluster.cell_view import CellView
 from qb.cluster.cluster_port import ClusterPort
 from qb.cluster.cluster_tls import cluster_tls
 from qb.cluster.follower_doors import FollowerDoors
-from qb.cluster.nats_access import nats_client
+from qb.cluster.nats_access import nats_client, nats_monitors
 from qb.cluster.owner_watch import owner_refuses, watch_owner
 from qb.cluster.process_end import begin_anew, end, leave_token, left_token
 from qb.cluster.relays.relayed_peers import RelayedPeers
@@ -36,6 +36,7 @@ from qb.replication.lease.lease_keeper import LeaseKeeper
 from qb.replication.lease.lease_store import LeaseStore
 from qb.replication.nats.nats_protocol import NatsError
 from qb.storage.engine import Engine
+from qb.storage.faults import keep_running
 from qb.storage.files import CannotOpen
 
 log = logging.getLogger("qb.cluster")
@@ -79,7 +80,15 @@ class CellNode:
         )
         self._port = ClusterPort(cluster_listeners, cluster_tls(cluster))
         self.view = CellView(
-            self._client, cluster.cell, self._store.stream, name, address, cluster_address, cluster.lease_ttl / 3
+            self._client,
+            cluster.cell,
+            self._store.stream,
+            name,
+            address,
+            cluster_address,
+            cluster.lease_ttl / 3,
+            nats_monitors(cluster),
+            cluster.scrub_rate,
         )
         self._doors = FollowerDoors(settings, listening, self.view, tls)
         self.users = self._doors.users  # whom it answers as a follower; an owner has users of its own
@@ -99,6 +108,7 @@ class CellNode:
             connections.start_soon(self._timers.run)
             connections.start_soon(self._port.run)
             connections.start_soon(self.view.run)
+            connections.start_soon(keep_running, "the look at the NATS nodes", self.view.journal.run)
             async with trio.open_nursery() as passed_on:  # peers of the follower; some outlive that role
                 passed_on.start_soon(self._doors.close_outdated)
                 async with trio.open_nursery() as opening:
@@ -107,6 +117,8 @@ class CellNode:
                     opening.cancel_scope.cancel()
                 if cell is not None:
                     await self._live(cell, passed_on)
+                elif self.view.lost:
+                    await self._say_lost(passed_on)
                 passed_on.cancel_scope.cancel()
             connections.cancel_scope.cancel()
 
@@ -124,10 +136,14 @@ class CellNode:
                 except trio.TooSlowError:
                     log.warning("NATS is not ready: %s", ", ".join(self._settings.cluster.nats_servers))
             journal = Journal(self._store, self._timers, self.view.name)
+            self.view.journal.identity = self._store.identity
             copy = self._settings.storage, journal, self._store.identity
-            cell = await trio.to_thread.run_sync(ReplicatedCell.open, *copy)
+            try:
+                cell = await trio.to_thread.run_sync(ReplicatedCell.open, *copy)
+            except JournalLost as error:
+                self._lose(error)
             nursery.cancel_scope.cancel()
-        self.view.copy = cell
+        self.view.copy = self.view.scrub.cell = cell
         return cell
 
     async def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
@@ -138,6 +154,7 @@ class CellNode:
         try:
             async with trio.open_nursery() as copying:
                 copying.start_soon(cell.run)
+                copying.start_soon(self.view.scrub.run)
                 copying.start_soon(self._mind, cell)
                 async with trio.open_nursery() as doors:
                     doors.start_soon(self._doors.run, passed_on)
@@ -154,7 +171,10 @@ class CellNode:
     async def _mind(self, cell: ReplicatedCell) -> None:
         """Behave as killed when the copy can be of no use any more."""
         await cell.lost.wait()
-        if isinstance(cell.why, JournalLost | JournalGap):
+        if isinstance(cell.why, JournalLost):
+            with suppress(OSError):
+                cell.note_lost(str(cell.why))  # so that no start of this broker goes on as if nothing had happened
+        if isinstance(cell.why, JournalGap):
             end(str(cell.why))
         begin_anew(str(cell.why) or type(cell.why).__name__)
 
@@ -164,7 +184,7 @@ class CellNode:
         """Follow until the lease is ours, and take the journal over; None if the broker is stopped."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cancel_when_stopped, nursery.cancel_scope)
-            nursery.start_soon(self._follow, cell)
+            nursery.start_soon(self._follow, cell, nursery.cancel_scope)
             nursery.start_soon(watch_owner, self._keeper, self.view.gone)
             nursery.start_soon(self._look_when_owner_changes)
             fast = self._settings.cluster.fast_takeover
@@ -173,6 +193,8 @@ class CellNode:
             )  # should the claim succeed: a process that follows this one knows it is gone
             await self._keeper.claim(partial(owner_refuses, self._keeper) if fast else None)
             nursery.cancel_scope.cancel()
+        if self.view.lost:
+            await self._stop.wait()  # its doors say so until then
         if self._stop.is_set():
             self.view.advance(RoleEvent.STOPPED)
             return None
@@ -184,19 +206,41 @@ class CellNode:
         except (Fenced, trio.TooSlowError) as error:
             await self._release("")
             begin_anew(str(error) or "the journal could not be taken over in time")
+        except JournalLost as error:
+            await self._release("")
+            with suppress(OSError):
+                cell.note_lost(str(error))
+            self._lose(error)
+            await self._stop.wait()
+            self.view.advance(RoleEvent.STOPPED)
+            return None
         except JournalError:
             await self._release("")
             raise
 
-    async def _follow(self, cell: ReplicatedCell) -> None:
+    async def _follow(self, cell: ReplicatedCell, scope: trio.CancelScope) -> None:
         try:
             await cell.follow()
         except CopyDiffers as error:
             begin_anew(str(error))  # it is cut back to what is known to be right
-        except JournalLost:
+        except JournalLost as error:
             with trio.move_on_after(RELEASE_WITHIN), suppress(OSError):
                 await cell.preserve()  # the journal may have to be restored from it
-            raise
+                cell.note_lost(str(error))
+            self._lose(error)
+            scope.cancel()
+
+    def _lose(self, error: JournalLost) -> None:
+        log.critical("JOURNAL_LOST: %s", error)
+        self.view.lose(str(error))
+
+    async def _say_lost(self, passed_on: trio.Nursery) -> None:
+        """Answer every peer that the journal has lost records, until the broker is stopped."""
+        async with trio.open_nursery() as doors:
+            doors.start_soon(self._doors.run, passed_on)
+            await self._stop.wait()
+            doors.cancel_scope.cancel()
+        self.view.advance(RoleEvent.STOPPED)
 
     async def _look_when_owner_changes(self) -> None:
         while True:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import trio
 
 from qb.cluster.cell_view import CellView
+from qb.core.broker.cell_report import CellReport
 from qb.core.wire.errors import BadRequest
 from qb.replication.lease.lease_keeper import LeaseKeeper
 
@@ -40,6 +41,9 @@ class CellOwnership:
             self.check()
             await trio.sleep(self.lease_ttl / 20)
 
+    def report(self) -> CellReport:
+        return self._view.report()
+
     async def describe(self) -> dict[str, Any]:
         return await self._view.describe()
 
@@ -53,3 +57,6 @@ class CellOwnership:
             self.successor, self.successor_name = other.address, to
         self.is_moving = True
         self._stop.set()
+
+    def verify(self, *, start: bool, nodes: bool) -> dict[str, Any]:
+        return self._view.scrub.verify(start=start, nodes=nodes)

@@ -3,48 +3,63 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 import trio
 
+from qb.cluster.health.journal_watch import JournalWatch
+from qb.cluster.health.nats_monitor import NatsMonitor
+from qb.cluster.health.node_health import spare_nodes, verdict
 from qb.cluster.members import Announcement, Members
 from qb.cluster.roles import Role, RoleEvent, next_role
+from qb.cluster.scrub.cell_scrub import CellScrub
+from qb.core.broker.cell_report import CellBroker, CellReport
+from qb.core.wire.errors import CellLost, NotOwner
 from qb.core.wire.version import __version__
-from qb.replication.jetstream.jetstream_api import JetStreamRefused, call
+from qb.replication.journal.record_chain import ChainPoint
 from qb.replication.nats.nats_client import NatsClient
-from qb.replication.nats.nats_protocol import NatsError, NatsMessage
+from qb.replication.nats.nats_protocol import NatsMessage
 from qb.storage.signals import Signal
 
 INTERVAL = 1.0  # seconds between two announcements
-ANSWER_WITHIN = 1.0  # seconds for NATS to say how its nodes are
 
 
 class FollowedCell(Protocol):
     """The copy of the cell that this broker keeps."""
 
     @property
-    def applied(self) -> int:
-        """The position of the journal up to which it goes."""
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the newest fence that it has read."""
+    def point(self) -> ChainPoint:
+        """How far it goes."""
 
 
 class CellView:
     """The members of one cell. Belongs to the event loop's thread; `run()` announces and listens."""
 
     def __init__(
-        self, client: NatsClient, cell: str, stream: str, name: str, address: str, cluster_address: str, patience: float
+        self,
+        client: NatsClient,
+        cell: str,
+        stream: str,
+        name: str,
+        address: str,
+        cluster_address: str,
+        patience: float,
+        monitors: Sequence[NatsMonitor] = (),
+        scrub_rate: int = 0,
     ) -> None:
-        """`patience`: seconds for which a silent owner is named."""
+        """`patience`: seconds for which a silent owner is named; `scrub_rate`: bytes a second, 0: none."""
         self.cell, self.name, self.address, self.cluster_address = cell, name, address, cluster_address
         self.role = Role.FOLLOWER
         self.copy: FollowedCell | None = None  # once it is open
         self.changed = Signal()  # another owner, or none
-        self._client, self._stream, self._subject = client, stream, f"qb-brokers.{cell}"
+        self.lost = ""  # why nothing can be answered before an operator has restored the journal
+        self.journal = JournalWatch(client, stream, monitors)
+        self.scrub = CellScrub(
+            client, stream, name, scrub_rate, lambda: self.journal.state, self.others, lambda: self.role
+        )
+        self._client, self._subject = client, f"qb-brokers.{cell}"
         self._members = Members(patience)
         self._news = Signal()
 
@@ -65,9 +80,19 @@ class CellView:
         self._news.set()
 
     def _announce(self) -> None:
-        epoch, applied = (self.copy.epoch, self.copy.applied) if self.copy is not None else (0, 0)
+        point = self.copy.point if self.copy is not None else ChainPoint()
         said = Announcement(
-            self.name, self.address, self.cluster_address, self.role, epoch, applied, __version__, os.getpid()
+            self.name,
+            self.address,
+            self.cluster_address,
+            self.role,
+            point.epoch,
+            point.position,
+            __version__,
+            os.getpid(),
+            point.chain,
+            self.scrub.damaged_files,
+            dict(self.scrub.damaged_nodes),
         )
         self._take(said)
         self._client.publish(self._subject, msgspec.json.encode(said))
@@ -83,8 +108,14 @@ class CellView:
     def _take(self, said: Announcement) -> None:
         if self._members.hear(trio.current_time(), said):
             self.changed.set()
+        present = self._members.present(trio.current_time())
+        self.journal.damaged = _highest(each.damaged_nodes for each in present)
 
     # Asking
+
+    def others(self) -> list[Announcement]:
+        """Return what the other brokers say that are there."""
+        return [each for each in self._members.present(trio.current_time()) if each.name != self.name]
 
     def owner(self) -> Announcement | None:
         """Return who says that it owns the cell. It may be mistaken: then it refuses."""
@@ -111,31 +142,51 @@ class CellView:
             return each
         return None
 
-    async def describe(self) -> dict[str, Any]:
-        """Return the answer to the method `cluster`."""
-        owner = self.owner()
-        return {
-            "engine": "jetstream",
-            "cell": self.cell,
-            "broker": self.name,
-            "owner": owner.name if owner is not None else None,
-            "epoch": self.epoch,
-            "brokers": self._members.listed(trio.current_time()),
-            "journal": await self._journal(),
-        }
+    def report(self) -> CellReport:
+        """Return what is known of the cell; of the NATS nodes what the last look has found."""
+        owner, journal = self.owner(), self.journal.state
+        return CellReport(
+            cell=self.cell,
+            broker=self.name,
+            role=self.role,
+            lost=self.lost,
+            owner=owner.name if owner is not None else None,
+            epoch=self.epoch,
+            brokers=msgspec.convert(self._members.listed(trio.current_time()), list[CellBroker]),
+            journal=journal,
+            verdict=verdict(journal),
+            spare_nodes=spare_nodes(journal),
+        )
 
-    async def _journal(self) -> dict[str, Any]:
-        """Return how the nodes of NATS are that keep the journal, as their leader says."""
-        try:
-            found = await call(self._client, f"STREAM.INFO.{self._stream}", timeout=ANSWER_WITHIN)
-        except (NatsError, JetStreamRefused, trio.TooSlowError) as error:
-            return {"stream": self._stream, "error": str(error) or "NATS does not answer", "nodes": []}
-        group = found.get("cluster", {})
-        leader = group.get("leader", "")
-        nodes = [{"name": leader, "role": "leader", "current": True, "lag": 0}] if leader else []
-        for each in group.get("replicas", []):
-            row = {"name": each["name"], "role": "replica", "current": bool(each.get("current"))}
-            nodes.append(row | {"current": row["current"] and not each.get("offline"), "lag": each.get("lag", 0)})
-        state = found["state"]
-        about = {"messages": state["messages"], "bytes": state["bytes"], "last": state["last_seq"]}
-        return {"stream": self._stream, "error": None, "nodes": nodes, **about}
+    def lose(self, why: str) -> None:
+        """The journal has lost records: this broker says so, and does nothing else any more."""
+        self.lost = why
+        self.advance(RoleEvent.LOST)
+
+    def refusal(self) -> NotOwner | CellLost:
+        """Return why this broker does not answer a request itself."""
+        if self.lost:
+            return CellLost(self.cell, self.lost)
+        owner = self.owner()
+        return NotOwner(self.cell, owner.address if owner is not None else "", self.epoch)
+
+    def unready(self) -> str:
+        """Return why this follower cannot pass peers on to the owner; empty if it can."""
+        if self.lost:
+            return f"JOURNAL_LOST: {self.lost}"
+        return "" if self.owner() is not None else "no broker owns the cell just now"
+
+    async def describe(self) -> dict[str, Any]:
+        """Return the answer to the method `cluster`: the report, after a new look at the NATS nodes."""
+        await self.journal.look()
+        found: dict[str, Any] = msgspec.to_builtins(self.report())
+        return found
+
+
+def _highest(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the highest number by name."""
+    found: dict[str, int] = {}
+    for each in counts:
+        for name, number in each.items():
+            found[name] = max(number, found.get(name, 0))
+    return found

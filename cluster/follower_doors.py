@@ -17,7 +17,7 @@ from qb.cluster.relays.relay import RelayedConversation
 from qb.cluster.relays.relay_protocol import RelayPreamble
 from qb.core.rights.known_users import KnownUsers
 from qb.core.settings import Settings
-from qb.core.wire.errors import BrokerError, NotOwner, TooManyConnections
+from qb.core.wire.errors import BrokerError, CellLost, NotOwner, TooManyConnections
 from qb.doors.binary.replies import refusal as frame_refusal
 from qb.doors.connection_limits import ConnectionSlot
 from qb.doors.http.requests.http_errors import raw_response
@@ -32,7 +32,7 @@ log = logging.getLogger("qb.cluster")
 
 OWNER_WITHIN = 10.0  # seconds for which a peer that cannot be redirected waits for an owner
 FIRST_WITHIN = 75.0  # seconds in which an HTTP peer must say something
-HEALTH = b"GET /health "
+HEALTH, READY = b"GET /health ", b"GET /ready "
 _HEALTHY = raw_response(200, {"status": "healthy"})
 
 DOORS: Mapping[str, tuple[str, Callable[[BrokerError], bytes]]] = {
@@ -118,10 +118,10 @@ class FollowerDoors:
         return self._settings.server.max_message_size
 
     async def relay(self, peer: Transport, door: str, host: str, port: int, first: bytes) -> None:
-        """Pass a peer on to the owner. Raises NotOwner if there is none that answers."""
-        owner = await self._view.wait_for(self._view.owner, OWNER_WITHIN)
+        """Pass a peer on to the owner. Raises NotOwner if there is none that answers, CellLost."""
+        owner = await self._view.wait_for(self._view.owner, OWNER_WITHIN) if not self._view.lost else None
         if owner is None:
-            raise NotOwner(self._view.cell, "", self._view.epoch)
+            raise self._view.refusal()
         preamble = RelayPreamble(self._view.cell, owner.epoch, door, host, port, peer.common_name)
         scope = trio.CancelScope()
         self._relays[scope] = owner.epoch
@@ -158,7 +158,7 @@ class FollowerSession:
             nursery.start_soon(self._transport.send_queued)
             try:
                 await serve()
-            except NotOwner as error:
+            except (NotOwner, CellLost) as error:
                 self._transport.send(self._refuse(error))
             await self._transport.wait_for_room(0)
             await self._transport.linger()
@@ -179,6 +179,8 @@ class FollowerSession:
                 said += data
         if said.startswith(HEALTH):  # does this process live? no other one can say that
             self._transport.send(_HEALTHY)
+        elif said.startswith(READY):  # can this process pass peers on?
+            self._transport.send(_readiness(self._doors.view))
         elif said:
             await self._relay(said)
 
@@ -190,3 +192,9 @@ class FollowerSession:
 
     def check_life(self, now: float) -> None:
         """The owner looks whether the peer lives."""
+
+
+def _readiness(view: CellView) -> bytes:
+    if reason := view.unready():
+        return raw_response(503, {"status": "lost" if view.lost else "no owner", "role": view.role, "reason": reason})
+    return raw_response(200, {"status": "ready", "role": view.role})

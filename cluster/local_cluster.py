@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=9999,
         help="port of the first broker's binary door, the others follow; "
-        "+10 JSON lines, +20 HTTP, +30 between brokers, +40 and +50 NATS",
+        "+10 JSON lines, +20 HTTP, +30 between brokers, +40 to +60 NATS",
     )
     return parser
 
@@ -62,8 +62,8 @@ def main(argv: Sequence[str], program: Sequence[str]) -> int:
     """Run the cluster until SIGINT or SIGTERM; returns the exit code. `program` starts a broker, before its flags."""
     parser = _parser()
     known, passed_on = parser.parse_known_args(argv)
-    if not 1 <= known.nodes <= 7 or not 1 <= known.base_port <= 65_535 - 60:
-        parser.error("--nodes is from 1 to 7, and --base-port leaves room for 60 ports")
+    if not 1 <= known.nodes <= 7 or not 1 <= known.base_port <= 65_535 - 70:
+        parser.error("--nodes is from 1 to 7, and --base-port leaves room for 70 ports")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     try:
         directory = known.data_dir.resolve()
@@ -87,15 +87,17 @@ def plan(
     urls = [f"nats://{HOST}:{base_port + 39 + number}" for number in numbers]
     routes = [f"nats://{HOST}:{base_port + 49 + number}" for number in numbers]
     found = []
-    for number, url, route in zip(numbers, urls, routes, strict=True):
+    monitors = [f"http://{HOST}:{base_port + 59 + number}" for number in numbers]
+    for number, url, route, monitor in zip(numbers, urls, routes, monitors, strict=True):
         configuration = directory / f"nats-{number}.conf"
-        configuration.write_text(_nats_configuration(number, directory, url, route, routes))
-        addresses = {"clients": url, "routes": route}
+        configuration.write_text(_nats_configuration(number, directory, url, route, routes, monitor))
+        addresses = {"clients": url, "routes": route, "monitor": monitor}
         found.append(ChildProcess(f"nats-{number}", "nats", [nats, "-c", str(configuration)], addresses))
     for number in numbers:
         ports = {"frames": 0, "json": 10, "http": 20, "cluster": 30}
         addresses = {door: f"{HOST}:{base_port + more + number - 1}" for door, more in ports.items()}
-        flags = _broker_flags(number, directory, addresses, urls) | {"--nats-replicas": str(min(nodes, 3))}
+        flags = _broker_flags(number, directory, addresses, urls)
+        flags |= {"--nats-replicas": str(min(nodes, 3)), "--nats-monitors": ",".join(monitors)}
         command = [*program, *(word for flag in flags.items() for word in flag), *passed_on]
         found.append(ChildProcess(f"broker-{number}", "broker", command, addresses))
     return found
@@ -117,12 +119,13 @@ def _broker_flags(number: int, directory: Path, addresses: dict[str, str], urls:
     }
 
 
-def _nats_configuration(number: int, directory: Path, url: str, route: str, routes: Sequence[str]) -> str:
+def _nats_configuration(number: int, directory: Path, url: str, route: str, routes: Sequence[str], monitor: str) -> str:
     """Return the configuration of one NATS server: every write is synced before it is answered."""
     others = ", ".join(f'"{each}"' for each in routes)
     cluster = f'cluster {{ name: qb, listen: "{route.removeprefix("nats://")}", routes: [{others}] }}\n'
     return (
         f'server_name: nats-{number}\nlisten: "{url.removeprefix("nats://")}"\n'
+        f'http: "{monitor.removeprefix("http://")}"\n'
         f'jetstream {{ store_dir: "{directory}/nats-{number}", sync_interval: always }}\n'
         f"{cluster if len(routes) > 1 else ''}"
     )

@@ -23,6 +23,9 @@ class Announcement(msgspec.Struct, frozen=True):
     applied: int  # the position of the journal up to which its copy goes
     version: str
     pid: int
+    chain: int = 0  # checksum of the list of all valid records up to there
+    damaged_files: int = 0  # of its copy, as its newest pass over them has found
+    damaged_nodes: dict[str, int] = {}  # records of each NATS node, as its newest pass over them has found
 
 
 class Members:
@@ -53,6 +56,10 @@ class Members:
     def named(self, name: str) -> Announcement | None:
         """Return what a broker has said last."""
         return self._heard[name][1] if name in self._heard else None
+
+    def present(self, now: float) -> list[Announcement]:
+        """Return what those say that are there."""
+        return [said for at, said in self._heard.values() if now - at <= SILENT]
 
     def epoch(self) -> int:
         """Return the highest epoch that any of them has read of."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 
+from qb.cluster.health.nats_monitor import NatsMonitor
 from qb.core.settings import ClusterSettings
 from qb.replication.nats.nats_client import NatsClient
 from qb.replication.nats.nats_protocol import NatsCredentials
@@ -20,6 +22,14 @@ def nats_client(settings: ClusterSettings, name: str) -> NatsClient:
         )
     except ValueError as error:
         raise OSError(f"QB_NATS_SERVERS: {error}") from None
+
+
+def nats_monitors(settings: ClusterSettings) -> Sequence[NatsMonitor]:
+    """Return the monitors that the settings name. Raises OSError with words for the operator."""
+    try:
+        return [NatsMonitor(address, _tls(settings)) for address in settings.nats_monitors]
+    except ValueError as error:
+        raise OSError(f"QB_NATS_MONITORS: {error}") from None
 
 
 def _credentials(file: str) -> NatsCredentials | None:

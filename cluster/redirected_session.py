@@ -1,6 +1,9 @@
-"""A binary peer that follows redirects, at a broker that does not own the cell: its requests get NOT_OWNER."""
+"""A binary peer that follows redirects, at a broker that does not own the cell: its requests are refused."""
 
 from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import msgspec
 import trio
@@ -8,7 +11,7 @@ import trio
 from qb.cluster.cell_view import CellView
 from qb.core.rights.known_users import KnownUsers
 from qb.core.wire.clock import now_ms
-from qb.core.wire.errors import BrokerError, Forbidden, NotOwner, Unauthenticated
+from qb.core.wire.errors import BrokerError, Forbidden, Unauthenticated
 from qb.core.wire.frames import LENGTH_AND_TYPE, PROBE, Frame, MessageType, decode_frame, encode_frame
 from qb.doors.binary.replies import refusal, success
 from qb.doors.binary.server_connection import InflatedPortion, PublishRun, RefusedFrame, ServerConnection, StageFrame
@@ -51,6 +54,29 @@ def _decoded(said: bytes) -> Frame | None:
         return None  # the owner says what is wrong with it
 
 
+class _VerifyArguments(msgspec.Struct):
+    start: bool = False
+    nodes: bool = False
+
+
+async def _describe(view: CellView, arguments: bytes) -> dict[str, Any]:
+    return await view.describe()
+
+
+async def _verify(view: CellView, arguments: bytes) -> dict[str, Any]:
+    try:
+        wanted = msgspec.json.decode(arguments or b"{}", type=_VerifyArguments)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        wanted = _VerifyArguments()
+    return view.scrub.verify(start=wanted.start, nodes=wanted.nodes)
+
+
+OWN_METHODS: Mapping[str, Callable[[CellView, bytes], Awaitable[dict[str, Any]]]] = {
+    "cluster": _describe,
+    "verify_cell": _verify,
+}  # which a broker answers whether it owns the cell or not
+
+
 class RedirectedSession:
     """From HELLO to the end of the connection."""
 
@@ -79,9 +105,9 @@ class RedirectedSession:
             self._peer.send(refusal(event.number, event.error))
         elif isinstance(event, PublishRun):
             count = self._connection.skip_run(event.route)
-            self._peer.send(refusal(event.first_number, self._not_owner(), count))
+            self._peer.send(refusal(event.first_number, self._view.refusal(), count))
         elif isinstance(event, StageFrame):
-            self._peer.send(refusal(event.number, self._not_owner()))
+            self._peer.send(refusal(event.number, self._view.refusal()))
         elif isinstance(event, Frame):
             await self._answer_frame(event)
 
@@ -89,15 +115,16 @@ class RedirectedSession:
         if frame.type == MessageType.HEARTBEAT:
             if frame.sequence_number != PROBE:
                 self._peer.send(encode_frame(MessageType.HEARTBEAT, frame.sequence_number, now_ms()))
-        elif frame.type == MessageType.REQUEST and frame.properties.get("method") == "cluster":
+        elif frame.type == MessageType.REQUEST and (own := OWN_METHODS.get(frame.properties.get("method", ""))):
             if not self._principal.is_admin:
                 self._peer.send(refusal(frame.sequence_number, Forbidden("this needs the right admin:*")))
                 return
-            self._peer.send(success(frame, body=msgspec.json.encode(await self._view.describe())))
+            self._peer.send(success(frame, body=msgspec.json.encode(await own(self._view, frame.body))))
         else:
             await self._log_in(frame)
-            await self._view.wait_for(self._view.owner, OWNER_WITHIN)
-            self._peer.send(refusal(frame.sequence_number, self._not_owner()))
+            if not self._view.lost:
+                await self._view.wait_for(self._view.owner, OWNER_WITHIN)
+            self._peer.send(refusal(frame.sequence_number, self._view.refusal()))
 
     async def _log_in(self, frame: Frame) -> None:
         """Be the user of a token in HELLO. One that is nobody's is for the owner to refuse."""
@@ -107,7 +134,3 @@ class RedirectedSession:
             self._principal = self._users.with_token(frame.properties["token"])
         except Unauthenticated:
             await trio.sleep(WRONG_TOKEN)
-
-    def _not_owner(self) -> NotOwner:
-        owner = self._view.owner()
-        return NotOwner(self._view.cell, owner.address if owner is not None else "", self._view.epoch)

@@ -13,6 +13,7 @@ class Role(StrEnum):
     CANDIDATE = "candidate"  # has the lease, and takes the journal over
     OWNER = "owner"  # answers
     LEAVING = "leaving"  # has stopped answering, or is about to
+    LOST = "lost"  # has found that the journal has lost records: an operator must look
 
 
 class RoleEvent(StrEnum):
@@ -21,6 +22,7 @@ class RoleEvent(StrEnum):
     CLAIMED = "claimed"  # the lease is ours
     CONFIRMED = "confirmed"  # the fence is committed, and a renewal that was sent after it has succeeded
     STOPPED = "stopped"  # by the operator, or to let another broker take over
+    LOST = "lost"  # the journal does not hold what it held before
 
 
 ROLES: Mapping[tuple[Role, RoleEvent], Role] = {
@@ -29,6 +31,9 @@ ROLES: Mapping[tuple[Role, RoleEvent], Role] = {
     (Role.FOLLOWER, RoleEvent.STOPPED): Role.LEAVING,
     (Role.CANDIDATE, RoleEvent.STOPPED): Role.LEAVING,
     (Role.OWNER, RoleEvent.STOPPED): Role.LEAVING,
+    (Role.FOLLOWER, RoleEvent.LOST): Role.LOST,
+    (Role.CANDIDATE, RoleEvent.LOST): Role.LOST,
+    (Role.LOST, RoleEvent.STOPPED): Role.LEAVING,
 }  # a pair that is not here is a fault of ours
 
 

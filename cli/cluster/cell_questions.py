@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import argparse
+from collections.abc import Sequence
 from typing import Any
 
+from qb.cli.terminal.command import CommandFailed
 from qb.clients.blocking.connection.socket_calls import connect
 from qb.clients.credentials import Credentials
+from qb.clients.protocol.client_errors import RequestRefused
 from qb.clients.protocol.conversation import Conversation, RequestAnswered, TurnedAway, Welcome, answer_of
-from qb.core.wire.addresses import BrokerAddress
+from qb.core.wire.addresses import BrokerAddress, parse_address
+from qb.core.wire.errors import BrokerError
 
+NO_ANSWERS = ("NOT_OWNER", "JOURNAL_LOST")  # to HELLO, of a broker that says how its cell is nevertheless
 ASK_WITHIN = 2.0  # seconds for one broker
 
 
@@ -20,7 +25,7 @@ def ask(address: BrokerAddress, credentials: Credentials, method: str = "cluster
         sock.sendall(talk.open())
         while True:
             while (event := talk.next_event()) is not None:
-                if isinstance(event, Welcome) or (isinstance(event, TurnedAway) and event.error.code == "NOT_OWNER"):
+                if isinstance(event, Welcome) or (isinstance(event, TurnedAway) and event.error.code in NO_ANSWERS):
                     sock.sendall(talk.request(method, arguments)[1])
                 elif isinstance(event, TurnedAway):
                     raise event.error
@@ -31,17 +36,19 @@ def ask(address: BrokerAddress, credentials: Credentials, method: str = "cluster
             talk.receive(data)
 
 
-def verdict(found: Mapping[str, Any]) -> str:
-    """Return what would happen if one more node of NATS died."""
-    journal = found["journal"]
-    nodes, current = len(journal["nodes"]), sum(each["current"] for each in journal["nodes"])
-    most = nodes // 2 + 1
-    if journal["error"] is not None:
-        return f"nothing can be stored: {journal['error']}"
-    if current > most:
-        return (
-            f"{current} of {nodes} NATS nodes have all of the journal: with one less nothing is lost, and work goes on"
-        )
-    if current == most and nodes > 1:
-        return f"{current} of {nodes} NATS nodes have all of the journal: with one less nothing is lost, but work stops"
-    return f"{current} of {nodes} NATS nodes has all of the journal: if it dies, what is not in a broker's copy is lost"
+def addresses(args: argparse.Namespace) -> Sequence[BrokerAddress]:
+    """Return where the flags say that brokers are."""
+    return [parse_address(each) for each in args.servers] or [parse_address(args.host, args.port)]
+
+
+def best(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the answer of the broker that knows the newest epoch, and an owner. Raises CommandFailed."""
+    answers, troubles = [], []
+    for address in addresses(args):
+        try:
+            answers.append(ask(address, Credentials(**args.credentials)))
+        except (OSError, BrokerError, RequestRefused) as error:
+            troubles.append(f"{address}: {error}")
+    if not answers:
+        raise CommandFailed("no broker answers\n" + "\n".join(troubles))
+    return max(answers, key=lambda each: (each.get("epoch", 0), each.get("owner") is not None))

@@ -221,6 +221,10 @@ class NotOwner(RequestRefused):
     owner: str = ""
 
 
+class JournalLost(RequestRefused):
+    """The journal of the cluster's cell has lost records: nothing is answered before an operator has restored it."""
+
+
 class Unauthenticated(RequestRefused):
     """The client has not logged in, or with a token that is of no user."""
 

@@ -119,6 +119,12 @@ class MessageBroker:
             raise BadRequest("this broker is alone: there is no other one to move to")
         await self.ownership.move(to)
 
+    async def verify_cell(self, start: bool = False, nodes: bool = False) -> dict[str, Any]:
+        """Begin to prove this copy, with `nodes` NATS nodes too, or return how far that is. Raises BadRequest."""
+        if self.ownership is None:
+            raise BadRequest("this broker is alone; prove its data directory with: qb verify DATA_DIR")
+        return self.ownership.verify(start=start, nodes=nodes)
+
     # Reading
 
     async def fetch(

@@ -265,6 +265,10 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
         str, Setting("QB_NATS_CERT_FILE", OPTIONAL_TEXT, "certificate to log in to NATS with, PEM")
     ] = ""
     nats_key_file: Annotated[str, Setting("QB_NATS_KEY_FILE", OPTIONAL_TEXT, "its private key, PEM")] = ""
+    nats_monitors: Annotated[
+        tuple[str, ...],
+        Setting("QB_NATS_MONITORS", NAMES, "monitoring addresses of the NATS servers: http://host:8222"),
+    ] = ()
     nats_replicas: Annotated[
         int, Setting("QB_NATS_REPLICAS", INTEGER.within(1), "copies of the journal that NATS must keep")
     ] = 3
@@ -302,6 +306,14 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
             "another broker takes over from one that has been silent for so long",
         ),
     ] = 15.0
+    scrub_rate: Annotated[
+        int,
+        Setting(
+            "QB_SCRUB_RATE",
+            SIZE.within(0, 1 << 30),
+            "bytes a second that are proved in the background: of this broker's copy, and of NATS nodes; 0: none",
+        ),
+    ] = 1 << 20
     fast_takeover: Annotated[
         bool,
         Setting("QB_FAST_TAKEOVER", BOOLEAN, "take over at once if the cluster port of the owner refuses connections"),

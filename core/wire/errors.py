@@ -44,6 +44,7 @@ class Code(StrEnum):
     TOO_MANY_CONNECTIONS = "TOO_MANY_CONNECTIONS"
     SHUTTING_DOWN = "SHUTTING_DOWN"
     NOT_OWNER = "NOT_OWNER"
+    JOURNAL_LOST = "JOURNAL_LOST"
     UNAUTHENTICATED = "UNAUTHENTICATED"
     FORBIDDEN = "FORBIDDEN"
     QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
@@ -235,6 +236,14 @@ class NotOwner(BrokerError):
         self.cell, self.owner, self.epoch = cell, owner, epoch
 
 
+class CellLost(BrokerError):
+    """The journal of the cell has lost records: no broker answers before it is restored."""
+
+    def __init__(self, cell: str, why: str) -> None:
+        super().__init__(f"the cell {cell} is stopped: {why}; see Repair in docs/CLUSTER.md")
+        self.cell = cell
+
+
 class Unauthenticated(BrokerError):
     """The peer has not logged in, or with a token that is of no user."""
 
@@ -295,6 +304,7 @@ REPLIES: dict[type[BrokerError], Reply] = {
     TooManyConnections: Reply(Code.TOO_MANY_CONNECTIONS, False, 503),
     ShuttingDown: Reply(Code.SHUTTING_DOWN, False, 503),
     NotOwner: Reply(Code.NOT_OWNER, True, 503),
+    CellLost: Reply(Code.JOURNAL_LOST, True, 503),
     Unauthenticated: Reply(Code.UNAUTHENTICATED, False, 401),
     Forbidden: Reply(Code.FORBIDDEN, True, 403),
     QuotaExceeded: Reply(Code.QUOTA_EXCEEDED, True, 429),

@@ -230,6 +230,11 @@ class StageArguments(Arguments):
     first: Annotated[int, msgspec.Meta(ge=0)]
 
 
+class VerifyCellArguments(Arguments):
+    start: bool = False
+    nodes: bool = False
+
+
 class MoveCellArguments(Arguments):
     to: str | None = None  # the name of a broker
 
@@ -363,6 +368,7 @@ METHODS: dict[str, Method] = {
     "finish_transaction": Method(TransactionArguments, _transacted(TransactionManager.finish), needs.ADMIN),
     "abandon_transaction": Method(TransactionArguments, _transacted(TransactionManager.abandon), needs.ADMIN),
     "cluster": Method(NoArguments, MessageBroker.cluster, needs.ADMIN),
+    "verify_cell": Method(VerifyCellArguments, MessageBroker.verify_cell, needs.ADMIN),
     "move_cell": Method(MoveCellArguments, MessageBroker.move_cell, needs.ADMIN),
     "server_info": Method(NoArguments, MessageBroker.server_info, needs.ANY_USER, _seen_info),
 }

@@ -19,14 +19,15 @@ from qb.replication.engine.journal_positions import JournalPositions
 from qb.replication.engine.replicated_engine import ReplicatedEngine
 from qb.replication.engine.snapshots import SnapshotSearch, SnapshotWork, TrimSnapshot
 from qb.replication.journal.journal import Journal
-from qb.replication.journal.journal_store import Fenced, JournalError, JournalGap
+from qb.replication.journal.journal_store import Fenced, JournalError, JournalGap, JournalLost
 from qb.replication.journal.record_chain import ChainPoint
 from qb.storage.cut_back import ANEW, CopyEnds, cut_back, wipe
 from qb.storage.data_directory import prepare
 from qb.storage.directory_lock import DirectoryLock
 from qb.storage.engine import Engine
-from qb.storage.files import CannotOpen, SyncFailed, make_directory
+from qb.storage.files import CannotOpen, SyncFailed, make_directory, replace_durably
 from qb.storage.local_engine import EngineSettings
+from qb.storage.log.segment import Segment
 from qb.storage.metadata.metadata_files import DIRECTORY, read_newest
 from qb.storage.metadata.metadata_records import encode_changes
 
@@ -35,6 +36,7 @@ CHECKPOINT_EVERY = 5.0  # seconds
 TRIM_EVERY = 30.0  # seconds
 TRIM_FROM = 10_000  # records that a trim must remove to be worth a snapshot
 LOOK_EVERY = 1.0  # seconds between two looks of an owner for a fence of another one
+LOST = "journal-lost"  # a file: no start goes on while it is there
 MIGRATION = "migration"  # the key of the metadata that says that a migration into the journal is under way
 
 
@@ -77,11 +79,14 @@ class ReplicatedCell:
             identity: Of the stream that the journal is in; a directory is the copy of one stream only.
 
         Raises:
+            JournalLost: It was noted that the journal has lost records.
             CannotOpen: It is in use, damaged, a copy of another stream, or no copy at all.
         """
         data_dir = Path(settings.data_dir)
         try:
             make_directory(data_dir)
+            if (data_dir / LOST).exists():
+                raise JournalLost((data_dir / LOST).read_text())
             lock = DirectoryLock(data_dir)
             try:
                 checkpoint = _begun(data_dir, identity)
@@ -91,7 +96,7 @@ class ReplicatedCell:
                 lock.close()
                 raise
             engine.recover()
-        except CannotOpen:
+        except (CannotOpen, JournalLost):
             raise
         except OSError as error:
             raise CannotOpen(f"{data_dir} cannot be opened: {error}") from error
@@ -129,6 +134,18 @@ class ReplicatedCell:
     def owner(self) -> str:
         """Who has written the newest fence, as far as it was read since the start."""
         return self._follower.owner
+
+    def segments(self) -> list[tuple[Segment, int]]:
+        """Return the files with messages of the copy, and how far each goes."""
+        return self._engine.segments()
+
+    async def chains(self, point: ChainPoint, last: int) -> dict[int, int]:
+        """Return the checksum of the list of all valid records at each entry behind a point, up to a position."""
+        found = {point.position: point.chain}
+        while point.position < last and (entries := await self._journal.read(point)):
+            found |= {entry.point.position: entry.point.chain for entry in entries}
+            point = entries[-1].point
+        return found
 
     # Roles
 
@@ -281,6 +298,10 @@ class ReplicatedCell:
             return
         await self._engine.queue.drained()
         await self._checkpoint()
+
+    def note_lost(self, why: str) -> None:
+        """Have every later start of this directory refused: the journal has lost what this copy may still have."""
+        replace_durably(self._engine.data_dir / LOST, why.encode())
 
     def close(self) -> None:
         """Release files and the lock. Nothing else may be called after."""

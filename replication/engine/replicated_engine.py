@@ -33,6 +33,7 @@ from qb.storage.local_engine import FINISH_WITHIN, EngineSettings, LocalEngine, 
 from qb.storage.log.log_extents import LogExtents, key_of
 from qb.storage.log.log_recovery import RecoveredLog, recover
 from qb.storage.log.partition_log import LocalLog
+from qb.storage.log.segment import Segment
 from qb.storage.metadata.metadata_log import MetadataLog
 from qb.storage.metadata.metadata_records import Entries
 from qb.storage.metadata.metadata_recovery import RecoveredMetadata, recover_metadata
@@ -265,6 +266,10 @@ class ReplicatedEngine(LocalEngine):
         for kept in self._retired.values():
             for log in kept.logs:
                 yield kept.topic, log
+
+    def segments(self) -> list[tuple[Segment, int]]:
+        """Return every segment of every log, and how far it goes."""
+        return [(segment, segment.size) for _, log in self._held_logs() for segment in log.segments]
 
     @property
     def metadata_log(self) -> MetadataLog:

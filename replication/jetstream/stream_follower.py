@@ -27,20 +27,20 @@ class StreamPull:
     def __init__(self) -> None:
         self.records: list[StoredRecord] = []
         self.is_over = self.is_broken = False
-        self._came = 0
+        self._came = self._wanted = 0
         self.changed = Signal()
 
-    def begin(self) -> None:
-        """A request is sent."""
+    def begin(self, wanted: int = PULL) -> None:
+        """A request for so many messages is sent."""
         self.is_over = self.is_broken = False
-        self._came = 0
+        self._came, self._wanted = 0, wanted
 
     def replied(self, reply: NatsMessage) -> None:
         """Take one of its answers."""
         if not reply.status:
             self.records.append(StoredRecord(_position(reply.reply), reply.payload))
             self._came += 1
-            self.is_over = self._came == PULL
+            self.is_over = self._came == self._wanted
         else:
             self.is_over = True
             self.is_broken = reply.status not in (_TIMED_OUT, _TOO_LARGE)
@@ -93,9 +93,9 @@ async def _next(pull: StreamPull) -> list[StoredRecord]:
     return pull.take()
 
 
-async def _new_consumer(client: NatsClient, stream: str, first: int) -> str | None:
-    """Make a consumer in the memory of one server; returns its name, or None if that failed."""
-    config = {
+def consumer_config(first: int) -> dict[str, object]:
+    """Return how a consumer is made that lives in the memory of one server, and reads that server's copy."""
+    return {
         "deliver_policy": "by_start_sequence",
         "opt_start_seq": first,
         "ack_policy": "none",
@@ -103,6 +103,11 @@ async def _new_consumer(client: NatsClient, stream: str, first: int) -> str | No
         "num_replicas": 1,
         "mem_storage": True,
     }
+
+
+async def _new_consumer(client: NatsClient, stream: str, first: int) -> str | None:
+    """Make a consumer; returns its name, or None if that failed."""
+    config = consumer_config(first)
     try:
         made = await call(client, f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": config})
     except (JetStreamRefused, NatsError, trio.TooSlowError):

@@ -20,7 +20,10 @@ START = ChainPoint()
 
 
 class JournalEntry(NamedTuple):
-    """A payload that was appended, or a fence (payload None), and the point behind it, where a reader may go on."""
+    """A payload that was appended, or the first or last record of a fence (payload None), and the point behind it.
+
+    A reader may go on at that point.
+    """
 
     position: int
     epoch: int
@@ -50,7 +53,7 @@ class EntryReader:
         for position, record in self._chain.take((stored,)):
             payload = self._assembly.take(record)
             fence = decode_fence(record.payload) if record.kind is JournalRecordKind.FENCE else None
-            if payload is not None or (fence is not None and fence.index == 0):
+            if payload is not None or (fence is not None and fence.index in (0, fence.count - 1)):
                 owner = fence.owner if fence is not None else ""
                 entries.append(JournalEntry(position, record.epoch, payload, self._chain.point, owner))
         return entries

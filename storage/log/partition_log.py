@@ -137,6 +137,11 @@ class LocalLog:
                 self._shown_early.append(StoredBatch(run.first_offset, 0, (bytes(run.data),), run.positions))
 
     @property
+    def segments(self) -> list[Segment]:
+        """All segments, the newest last."""
+        return list(self._segments)
+
+    @property
     def closed_segments(self) -> list[Segment]:
         """The segments that are never written again and that readers may see, oldest first."""
         return [segment for segment in self._segments[:-1] if segment.next_offset <= self._end_offset]

@@ -6,7 +6,7 @@ import os
 import time
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -35,6 +35,7 @@ FEW_MORE = 256  # index entries read beyond those that are probably enough
 SMALL = 64 * 1024  # bytes of a batch for which room is kept ready behind the log
 RESERVE_FROM = 16 * 1024  # bytes of a log from which on that is done: as much again as it has, but at most
 RESERVE = 1024 * 1024
+PROOF_WINDOW = 1024 * 1024  # bytes that a proof reads at a time
 
 
 class Segment:
@@ -176,6 +177,15 @@ class Segment:
             self.rebuild_index(size)
             offset = self.base_offset + self.index.first_at(time_ms, count)
         return offset
+
+    def prove(self, size: int, proved: Callable[[int], None]) -> None:
+        """Prove every seal up to `size`. Blocks; `proved` is called with the size of each batch, and may block too.
+
+        Raises BadBatch, FileNotFoundError if it has been dropped, OSError.
+        """
+        with self._files.use(self.log_path) as fd:
+            for batch in walk(reader(fd), 0, size, self.base_offset, window=PROOF_WINDOW):
+                proved(len(batch.raw))
 
     def rebuild_index(self, size: int) -> None:
         """Write the index anew from the log. Raises BadBatch, OSError."""

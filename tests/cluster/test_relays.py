@@ -107,6 +107,17 @@ async def test_health_is_the_followers_own(pair: Pair) -> None:
     assert (await http.ask("GET", "/health")).status == 200
 
 
+async def test_a_follower_is_ready_while_it_can_pass_peers_on(pair: Pair) -> None:
+    answer = await (await pair.follower.http()).ask("GET", "/ready")
+    assert (answer.status, answer.json["reason"]) == (503, "no broker owns the cell just now")
+    pair.announce()
+    answer = await (await pair.follower.http()).ask("GET", "/ready")
+    assert (answer.status, answer.json) == (200, {"status": "ready", "role": "follower"})
+    pair.view.lose("position 7 holds another record")
+    answer = await (await pair.follower.http()).ask("GET", "/ready")
+    assert (answer.status, answer.json["reason"]) == (503, "JOURNAL_LOST: position 7 holds another record")
+
+
 async def test_a_relay_ends_when_the_cell_has_another_owner(pair: Pair) -> None:
     pair.announce()
     lines = await pair.follower.lines()
@@ -175,3 +186,17 @@ async def numbers_until(peer: TrioPeer, enough: Callable[[set[int]], bool]) -> s
         if frame.type == T.DATA:
             got.add(int(frame.body[:4]))
     return got
+
+
+async def test_a_broker_whose_journal_has_lost_records_says_so_at_every_door(pair: Pair) -> None:
+    pair.announce()
+    pair.view.lose("position 7 holds another record")
+    peer = await pair.follower()
+    answer = await peer.ask(T.HELLO, 1, protocol="1", features="redirect")
+    assert answer.properties["code"] == "JOURNAL_LOST"
+    assert "position 7 holds another record" in answer.properties["error"]
+    found = json.loads((await peer.ask(T.REQUEST, 2, method="cluster")).body)
+    assert (found["role"], found["lost"]) == ("lost", "position 7 holds another record")
+    basic = await pair.follower()
+    refused = await basic.ask(T.PUBLISH, 0, b"x", topic="a")
+    assert refused.properties["code"] == "JOURNAL_LOST"

@@ -154,6 +154,49 @@ def test_every_broker_serves_every_kind_of_peer(cluster: LocalClusterProcess) ->
     assert status["verdict"].startswith("3 of 3 NATS nodes")
 
 
+def test_all_copies_are_proved_while_they_are_used(cluster: LocalClusterProcess) -> None:
+    cluster.wait_until_whole()
+    load = ClusterLoad(cluster.servers, "verify")
+    with load.running() as ledger:
+        wait_until(lambda: len(ledger.stored) > 100)
+        verified = qb(cluster, "cluster", "verify", "--json")
+    load.check()
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    found = json.loads(verified.stdout)
+    assert (found["whole"], found["findings"], found["unproved"]) == (True, [], [])
+    compared = next(proof for proof in found["proofs"].values() if proof["nodes"])
+    assert compared["brokers"] == {"broker-1": "same", "broker-2": "same", "broker-3": "same"}
+    assert sorted(each["node"] for each in compared["nodes"]["nodes"]) == ["nats-1", "nats-2", "nats-3"]
+    assert all(proof["copy"]["bytes"] > 0 for proof in found["proofs"].values())
+
+
+def test_the_cell_is_shown_and_a_repair_says_whether_it_is_safe(cluster: LocalClusterProcess) -> None:
+    cluster.wait_until_whole()
+    owner = cluster.owner()
+    wait_until(lambda: [each["lag"] for each in cluster.status()["brokers"]] == [0, 0, 0])
+    http = f"http://127.0.0.1:{cluster.base_port + 20}"
+    with urllib.request.urlopen(f"{http}/metrics", timeout=20) as got:
+        text = got.read().decode()
+    assert 'qb_cluster_node_current{node="nats-2"} 1.0' in text
+    assert f'qb_cluster_broker_lag_records{{broker="{owner}"}} 0.0' in text
+    with urllib.request.urlopen(f"{http}/summary", timeout=20) as got:
+        cell = json.load(got)["cell"]
+    assert (cell["owner"], cell["verdict"][:17], cell["spare_nodes"]) == (owner, "3 of 3 NATS nodes", 1)
+    roles = set()
+    for number in range(3):
+        with urllib.request.urlopen(f"http://127.0.0.1:{cluster.base_port + 20 + number}/ready", timeout=20) as got:
+            roles.add(json.load(got)["role"])
+    assert roles == {"owner", "follower"}
+    refused = qb(cluster, "cluster", "repair", owner)
+    assert refused.returncode == 1
+    assert "owns the cell" in refused.stderr
+    steps = qb(cluster, "cluster", "repair", "nats-2")
+    assert steps.returncode == 0
+    assert "stop the NATS server nats-2" in steps.stdout
+    running = qb(cluster, "cluster", "repair", "nats-2", "--directory", str(cluster.directory / "nats-2"))
+    assert "still answers" in running.stderr
+
+
 def test_certificates_and_tokens_hold_at_every_broker(tmp_path: Path) -> None:
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")

@@ -75,6 +75,7 @@ def largest() -> dict[str, dict[str, Any]]:
         "abandon_transaction": {"transaction": "x"},
         "server_info": {},
         "cluster": {},
+        "verify_cell": {},
         "move_cell": {"to": "x" * (MAX_ARGUMENTS - 1_000)},
     }
 

@@ -14,6 +14,7 @@ from qb.core.wire.frames import MessageType, decode_frame, encode_frame
 from qb.doors.http.reports.prometheus import collect
 from qb.storage.measures import Histogram
 from tests.support.brokers import ROOT
+from tests.support.relayed_brokers import Held
 from tests.support.transaction_peers import begin, commit
 
 
@@ -219,6 +220,7 @@ async def test_a_restart_says_what_it_recovered(a_broker):
 async def test_names_follow_the_conventions_and_the_page_about_them_lists_each(a_broker):
     async with a_broker() as connect:
         await (await connect.http()).ok("GET", "/health")
+        connect.broker.ownership = Held(epoch=3)
         families = {family.name: family for family in await collect(connect.broker)}
     page = (ROOT / "docs" / "METRICS.md").read_text()
     listed = set(re.findall(r"`(qb_\w+)`", page))

@@ -217,6 +217,21 @@ async def test_a_journal_that_has_lost_what_a_copy_has_is_refused(nursery: trio.
         await again.cell.take_over()
 
 
+async def test_a_copy_in_which_a_loss_is_noted_is_never_opened_again(cells: Cells) -> None:
+    node = await cells.node("a")
+    node.cell.note_lost("position 7 holds another record")
+    await node.kill()
+    with pytest.raises(JournalLost, match="position 7"):
+        await cells.node("a")
+
+
+async def test_a_follower_of_an_idle_owner_lags_by_nothing(cells: Cells) -> None:
+    first, second = await cells.node("a"), await cells.node("b")
+    async with cells.owner(first):
+        await caught_up(second, 1)
+        await second.follow_until(lambda: second.cell.point == first.cell.point)
+
+
 async def test_a_disk_that_fails_behind_a_committed_record_ends_the_tenure_and_another_broker_goes_on(
     cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -219,8 +219,10 @@ class JournalContract:
         later.append(b"second's")
         await later.wait(1)
         entries = await collected(second, 2)
-        assert [entry.payload for entry in entries] == [None, b"kept", None, b"second's"]
-        assert [entry.epoch for entry in entries] == [1, 1, 2, 2]
+        assert [entry.payload for entry in entries] == [None, b"kept", None, None, b"second's"], (
+            "begin and end of a fence"
+        )
+        assert [entry.epoch for entry in entries] == [1, 1, 2, 2, 2]
 
     async def test_a_takeover_from_a_point_reads_only_what_is_behind_it(self, new_journal: MakeJournal) -> None:
         first, second = new_journal("first"), new_journal("second")

@@ -21,7 +21,7 @@ from qb.core.wire.errors import BrokerError
 from tests.support.brokers import FIRST_PORT, ROOT
 from tests.support.waiting import wait_until
 
-PORTS = 60
+PORTS = 70
 
 
 class LocalClusterProcess:
@@ -151,7 +151,7 @@ def is_running(pid: int) -> bool:
 
 
 def free_base_port() -> int:
-    """Return the first of 60 ports of which none is in use, among those that this worker has for itself."""
+    """Return the first of 70 ports of which none is in use, among those that this worker has for itself."""
     firsts = list(range(FIRST_PORT, FIRST_PORT + 2_000 - PORTS, PORTS))
     random.shuffle(firsts)
     return next(first for first in firsts if all(map(_is_free, range(first, first + PORTS))))

@@ -29,12 +29,14 @@ class NatsNode:
     """One nats-server."""
 
     def __init__(self, directory: Path, name: str, port: int, *, cluster: str = "", more: str = "") -> None:
-        self.name, self.port = name, port
+        self.name, self.port, self.monitor_port = name, port, free_port()
+        self.store = directory / name
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self._configuration = directory / f"{name}.conf"
         self._configuration.write_text(
             f'server_name: {name}\nlisten: "127.0.0.1:{port}"\nmax_payload: 1MB\n'
+            f'http: "127.0.0.1:{self.monitor_port}"\n'
             f'jetstream {{ store_dir: "{directory}/{name}", sync_interval: always }}\n{cluster}\n{more}\n'
         )
         self.process: subprocess.Popen[bytes] | None = None
@@ -42,6 +44,10 @@ class NatsNode:
     @property
     def url(self) -> str:
         return f"nats://127.0.0.1:{self.port}"
+
+    @property
+    def monitor(self) -> str:
+        return f"http://127.0.0.1:{self.monitor_port}"
 
     def start(self) -> None:
         command = [nats_program(), "-c", str(self._configuration)]
@@ -61,6 +67,13 @@ class NatsNode:
             return True
 
         wait_until(answers)
+
+    def stop(self) -> None:
+        """In good order."""
+        assert self.process is not None
+        self.process.terminate()
+        self.process.wait(20)
+        self.process = None
 
     def kill(self) -> None:
         """As kill -9; a stopped one too."""

@@ -17,6 +17,7 @@ from qb.cluster.follower_doors import FollowerDoors
 from qb.cluster.members import Announcement
 from qb.cluster.relays.relayed_peers import RelayedPeers
 from qb.cluster.roles import Role
+from qb.core.broker.cell_report import CellReport, JournalNode, JournalState
 from qb.core.settings import ClusterSettings, SecuritySettings, ServerSettings, Settings, StorageSettings
 from qb.doors.listening import listen
 from qb.replication.nats.nats_protocol import NatsError
@@ -52,11 +53,21 @@ class Held:
     def check(self) -> None:
         self.checks += 1
 
+    def report(self) -> CellReport:
+        state = JournalState(stream="QB_main", nodes=[JournalNode(name="nats-1", role="leader")])
+        return CellReport(
+            cell="main", broker="owner", role="owner", owner="owner", epoch=self.epoch, brokers=[], journal=state,
+            verdict="all is well", spare_nodes=0,
+        )  # fmt: skip
+
     async def describe(self) -> dict[str, Any]:
         return {"engine": "jetstream", "owner": "owner"}
 
     async def move(self, to: str | None) -> None:
         raise AssertionError("no test moves it")
+
+    def verify(self, *, start: bool, nodes: bool) -> dict[str, Any]:
+        raise AssertionError("no test verifies it")
 
 
 class Pair:

@@ -1,6 +1,7 @@
 // The overview: every topic, subscription and group, and what was given up.
 
 import * as broker from "./broker.js";
+import { cell } from "./cell.js";
 import { keep, make, set, sparkline, write } from "./dom.js";
 import { deadLetters } from "./letters.js";
 import { built, number, section, table, text } from "./tables.js";
@@ -10,7 +11,7 @@ const EXPLAIN_EVERY = 5; // seconds between questions why a subscription stands 
 
 /** Return the overview; its `update` property takes a summary. */
 export function overview(history) {
-  const parts = [glance(history), topics(history), subscriptions(history), groups(), deadLetters()];
+  const parts = [glance(history), cell(), topics(history), subscriptions(history), groups(), deadLetters()];
   const view = make("div", {}, make("h1", { class: "unseen", tabindex: "-1" }, "Overview"), ...parts);
   view.update = (summary) => parts.forEach((part) => part.update(summary));
   return view;

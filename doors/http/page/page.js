@@ -70,9 +70,9 @@ function show(summary) {
   view.update(summary);
 }
 
-function showStatus({ reason, damaged = [], unfinished = [] }) {
+function showStatus({ reason, damaged = [], unfinished = [], cluster = [] }) {
   showState("good", "Connected");
-  const faults = [...(reason ? [reason] : []), ...damaged, ...unfinished];
+  const faults = [...(reason ? [reason] : []), ...damaged, ...unfinished, ...cluster];
   trouble.hidden = !faults.length;
   write(trouble, faults.join(" "));
 }

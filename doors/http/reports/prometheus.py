@@ -17,6 +17,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from qb.core.broker.message_broker import MessageBroker
 from qb.core.wire.version import __version__
+from qb.doors.http.reports.cell_metrics import cell_metrics
 from qb.doors.http.reports.topic_states import topic_states
 from qb.storage.measures import Histogram
 
@@ -58,6 +59,8 @@ def _few(broker: MessageBroker) -> Iterator[Metric]:
     yield from _transactions(broker)
     yield from _doors(broker)
     yield from _recovery(broker)
+    if broker.ownership is not None:
+        yield from cell_metrics(broker.ownership.report())
 
 
 async def _logs(broker: MessageBroker) -> list[Metric]:

@@ -15,6 +15,7 @@ FILES = (
     "page.js",
     "docs.css",
     "broker.js",
+    "cell.js",
     "dom.js",
     "history.js",
     "letters.js",

@@ -29,13 +29,16 @@ class IndexBody(msgspec.Struct, frozen=True):
 class StatusBody(msgspec.Struct, frozen=True, omit_defaults=True):
     """`reason` says why it is not ready; `damaged` lists topics that are not served while the others are.
 
-    `unfinished` lists transactions that are committed and cannot be shown yet, with the reason.
+    `unfinished` lists transactions that are committed and cannot be shown yet, with the reason. In a cluster, `role` is
+    the role of the broker that answers, and `cluster` what is wrong with NATS nodes and other brokers.
     """
 
     status: str
     reason: str | None = None
     damaged: list[str] = []
     unfinished: list[str] = []
+    role: str | None = None
+    cluster: list[str] = []
 
 
 async def index(call: RouteCall) -> RouteAnswer:
@@ -70,7 +73,9 @@ async def readiness(broker: MessageBroker, principal: Principal = UNRESTRICTED) 
     if poisoned and not principal.is_admin:
         poisoned = "a log takes no messages"
     damaged, unfinished = _for_admins(principal, damaged), _for_admins(principal, broker.transactions.faults)
-    return StatusBody("poisoned" if poisoned else "ready", poisoned, damaged, unfinished)
+    cell = broker.ownership.report() if broker.ownership is not None else None
+    role, cluster = (cell.role, _for_admins(principal, cell.troubles)) if cell is not None else (None, [])
+    return StatusBody("poisoned" if poisoned else "ready", poisoned, damaged, unfinished, role, cluster)
 
 
 async def metrics(call: RouteCall) -> RouteAnswer:

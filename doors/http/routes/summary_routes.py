@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from qb.core.broker.cell_report import CellReport
 from qb.core.groups.group_reports import GroupOverview
 from qb.core.push.active_subscription import ActiveSubscription
 from qb.core.rights.needs import ANY_USER
@@ -58,6 +59,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     omitted: dict[str, int]  # how many topics, subscriptions and groups are not listed
     fsync: Latency
     connections: dict[str, int]
+    cell: CellReport | None  # of a broker of a cluster, for admins
 
 
 async def summary(call: RouteCall) -> RouteAnswer:
@@ -84,6 +86,7 @@ async def summary(call: RouteCall) -> RouteAnswer:
             },
             fsync=_latency(broker.engine.measures.sync_seconds),
             connections=dict(broker.metrics.connections),
+            cell=broker.ownership.report() if broker.ownership is not None and user.is_admin else None,
         )
     )
 

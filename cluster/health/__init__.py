@@ -1,0 +1,1 @@
+"""How the NATS nodes keep the journal, as their leader and their monitors say."""
