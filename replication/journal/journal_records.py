@@ -26,6 +26,7 @@ class JournalRecordKind(IntEnum):
     WHOLE = 2
     PART = 3  # a piece of a payload; more follow
     LAST = 4  # its last piece: now the payload exists
+    UNKNOWN = 255  # of a later version: only what stands before the payload can be read
 
 
 _KINDS = frozenset(JournalRecordKind)
@@ -64,15 +65,20 @@ def encode(record: JournalRecord) -> bytes:
 
 
 def decode(data: bytes) -> JournalRecord | None:
-    """Return what was stored, or None if it is no record of a journal or is damaged."""
-    if len(data) < HEAD_BYTES or data[:3] != _MAGIC + bytes((_VERSION,)):
+    """Return what was stored, or None if it is no record of a journal or is damaged.
+
+    The head is the same in every version. Of a record of a later one no more than that is understood: its kind is
+    UNKNOWN.
+    """
+    if len(data) < HEAD_BYTES or data[:2] != _MAGIC:
         return None
     (crc,) = _CRC.unpack_from(data, _HEAD.size)
     payload = data[HEAD_BYTES:]
     if crc != crc32(payload, crc32(data[: _HEAD.size])):
         return None
-    _, _, kind, epoch, writer, previous = _HEAD.unpack_from(data)
-    return JournalRecord(JournalRecordKind(kind), epoch, writer, previous, payload) if kind in _KINDS else None
+    _, version, number, epoch, writer, previous = _HEAD.unpack_from(data)
+    kind = JournalRecordKind(number if version == _VERSION and number in _KINDS else JournalRecordKind.UNKNOWN)
+    return JournalRecord(kind, epoch, writer, previous, payload)
 
 
 def encode_fence(fence: FenceRecord) -> bytes:

@@ -38,6 +38,16 @@ class JournalGap(JournalError):
         self.expected, self.found = expected, found
 
 
+class JournalNewer(JournalError):
+    """The journal goes on with a record of a later version. Who does not understand it must not write behind it."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__(
+            f"the record at position {position} of the journal was written by a later version: upgrade this broker"
+        )
+        self.position = position
+
+
 class Answer(Enum):
     """What a store says of a write."""
 

@@ -10,7 +10,7 @@ import msgspec
 from isal.isal_zlib import crc32
 
 from qb.replication.journal.journal_records import FenceRecord, JournalRecord, JournalRecordKind, decode, decode_fence
-from qb.replication.journal.journal_store import JournalGap, JournalLost, StoredRecord
+from qb.replication.journal.journal_store import JournalGap, JournalLost, JournalNewer, StoredRecord
 
 _LINK = struct.Struct(">QI")
 
@@ -38,7 +38,7 @@ class ValidRecord(NamedTuple):
 def advance(point: ChainPoint, stored: StoredRecord) -> tuple[ChainPoint, JournalRecord | None]:
     """Read one more record; returns the point behind it, and the record, or None if it is void.
 
-    Raises JournalGap if records are missing before it.
+    Raises JournalGap if records are missing before it, JournalNewer if it is valid and of a later version.
     """
     if stored.position != point.position + 1:
         raise JournalGap(point.position + 1, stored.position)
@@ -47,6 +47,8 @@ def advance(point: ChainPoint, stored: StoredRecord) -> tuple[ChainPoint, Journa
     fence = decode_fence(record.payload) if record and record.kind is JournalRecordKind.FENCE else None
     if record is None or record.previous != point.valid or not _belongs(point, record, fence):
         return point, None
+    if record.kind is JournalRecordKind.UNKNOWN:
+        raise JournalNewer(stored.position)
     chain = crc32(_LINK.pack(stored.position, tail), point.chain)
     point = msgspec.structs.replace(point, valid=stored.position, chain=chain)
     return (_fenced(point, record, fence) if fence else point), record
@@ -63,9 +65,10 @@ def _belongs(point: ChainPoint, record: JournalRecord, fence: FenceRecord | None
     """Is it of the epoch that is open, or does it open a later one?"""
     if record.kind is JournalRecordKind.FENCE and fence is None:
         return False
-    if fence is not None and fence.index == 0:
-        return record.epoch > point.epoch
-    return (record.epoch, record.writer) == (point.epoch, point.writer)
+    is_open = (record.epoch, record.writer) == (point.epoch, point.writer)
+    if record.kind is JournalRecordKind.UNKNOWN:
+        return is_open or record.epoch > point.epoch
+    return record.epoch > point.epoch if fence is not None and fence.index == 0 else is_open
 
 
 def _fenced(point: ChainPoint, record: JournalRecord, fence: FenceRecord) -> ChainPoint:
@@ -88,7 +91,10 @@ class ChainReader:
         return self.point.position + self._proved
 
     def take(self, records: Sequence[StoredRecord]) -> list[ValidRecord]:
-        """Take what was read from `next` on, and return the valid records of it. Raises JournalLost, JournalGap."""
+        """Take what was read from `next` on, and return the valid records of it.
+
+        Raises JournalLost, JournalGap, JournalNewer.
+        """
         found: list[ValidRecord] = []
         for each in records:
             if not self._proved:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from qb.replication.journal.journal_records import JournalRecord, JournalRecordKind, encode
-from qb.replication.journal.journal_store import JournalGap, JournalLost, StoredRecord
+from qb.replication.journal.journal_store import JournalGap, JournalLost, JournalNewer, StoredRecord
 from qb.replication.journal.record_chain import ChainPoint, ChainReader, advance
 from qb.replication.journal.takeover import fence_records
+from tests.support.journal_world import of_a_version
 
 
 class Stored:
@@ -110,3 +111,21 @@ def test_a_gap_is_no_end(stored: Stored) -> None:
     reader = ChainReader(ChainPoint())
     with pytest.raises(JournalGap, match="goes on at position 2, and 1 was expected"):
         reader.take(stored.records[1:])
+
+
+@pytest.mark.parametrize(("epoch", "writer"), [(1, 11), (2, 22)])
+def test_who_does_not_understand_a_valid_record_does_not_take_it_for_void(
+    stored: Stored, epoch: int, writer: int
+) -> None:
+    newer = of_a_version(2, 2, JournalRecord(JournalRecordKind.WHOLE, epoch, writer, 2, b"payload"))
+    with pytest.raises(JournalNewer, match=r"at position 3 .* upgrade this broker"):
+        stored.add(newer)
+
+
+@pytest.mark.parametrize(("epoch", "writer", "previous"), [(1, 12, 2), (2, 22, 1), (0, 11, 2)])
+def test_a_record_of_a_later_version_that_is_void_harms_nobody(
+    stored: Stored, epoch: int, writer: int, previous: int
+) -> None:
+    newer = of_a_version(2, 2, JournalRecord(JournalRecordKind.WHOLE, epoch, writer, previous, b"payload"))
+    assert not stored.add(newer)
+    assert stored.append(1, 11, previous=2)

@@ -8,13 +8,15 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+import struct
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from zlib import crc32
 
 import trio
 
-from qb.replication.journal.journal_records import JournalRecordKind, decode, decode_fence
+from qb.replication.journal.journal_records import JournalRecord, JournalRecordKind, decode, decode_fence
 from qb.replication.journal.journal_store import JournalError, StoredRecord
 from qb.replication.journal.journal_writer import JournalWriter
 from qb.replication.journal.memory_store import NO_FAULTS, MemoryStore, MemoryStream, NetworkFaults
@@ -264,6 +266,12 @@ def check_fences(stream: MemoryStream) -> int:
         if fence is not None and fence.index == fence.count - 1:
             epoch = record.epoch
     return epoch
+
+
+def of_a_version(version: int, kind: int, record: JournalRecord) -> bytes:
+    """Return a record as that version would have written it: the head and its checksum are the same in all."""
+    head = b"QJ" + struct.pack(">BBQQQ", version, kind, record.epoch, record.writer, record.previous)
+    return head + struct.pack(">I", crc32(head + record.payload)) + record.payload
 
 
 def payloads(valid: list[ValidRecord]) -> list[tuple[int, bytes]]:
