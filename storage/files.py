@@ -227,6 +227,12 @@ class OpenFiles:
                 if entry and not entry.users:
                     os.close(entry.fd)
 
+    def forget_below(self, directory: Path) -> None:
+        """As forget(), all files in a directory and below it: their paths are about to mean other files."""
+        with self._lock:
+            found = [path for path in self._open if path.startswith(f"{directory}{os.sep}")]
+        self.forget(*found)
+
     def close(self) -> None:
         """Close everything."""
         self.forget(*list(self._open))

@@ -171,7 +171,7 @@ class ReplicatedEngine(LocalEngine):
 
     def _make_files(self, plan: CellChanges) -> MadeFiles:
         """Make and hide what comes and goes. Blocks. Raises OSError."""
-        hidden = [self._directories.hide(topic.topic, f"{topic.number:016x}") for topic in plan.removed]
+        hidden = [self._hide(topic) for topic in plan.removed]
         created = []
         for topic in plan.created:
             self._directories.create(self._files, topic.topic, topic.partitions, topic.created_ms)
@@ -179,6 +179,11 @@ class ReplicatedEngine(LocalEngine):
         grown = [(topic, self._add_directories(topic)) for topic in plan.grown]
         begun = [self._stages.create(noted.transaction, noted.number, each) for each, noted in plan.begun.items()]
         return MadeFiles(hidden, created, grown, begun)
+
+    def _hide(self, topic: Topic) -> Path:
+        hidden = self._directories.hide(topic.topic, f"{topic.number:016x}")
+        self._files.forget_below(self._directories.partition(topic.topic, 0).parent)  # a namesake may come there
+        return hidden
 
     def _add_directories(self, topic: Topic) -> list[RecoveredLog]:
         first = len(self._kept[topic.topic].logs)
@@ -204,7 +209,9 @@ class ReplicatedEngine(LocalEngine):
         for name, partition, first_offset in plan.dropped:
             kept = self._kept.get(name)
             if kept is not None and partition < len(kept.logs):
-                self.checkpoint_files.doom(kept.logs[partition].drop_before(first_offset))
+                dropped = kept.logs[partition].drop_before(first_offset)
+                self._files.forget(*(path for each in dropped for path in (each.log_path, each.index_path)))
+                self.checkpoint_files.doom(dropped)
                 self.positions.note_drop(f"{kept.topic.number:016x}/{partition}", first_offset)
 
     def _keep(self, topic: Topic, parts: list[RecoveredLog]) -> None:

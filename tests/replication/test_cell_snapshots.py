@@ -101,6 +101,34 @@ async def test_a_copy_that_is_killed_between_its_snapshot_and_the_end_goes_on(tr
         assert await answers(new.cell._engine) == await answers(engine)
 
 
+async def test_the_late_trim_of_an_owner_that_was_overtaken_harms_no_copy(
+    trimmed: TrimmedCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = trimmed.cells
+    first, second = await cells.node("a", **SETTINGS), await cells.node("b", **SETTINGS)
+    late: list[int] = []
+
+    async def hold_back(before: int) -> None:
+        late.append(before)
+
+    async with cells.owner(first) as engine:
+        await engine.create_topic(Topic(topic="t"))
+        await trimmed.fill(first, engine, 30)
+        with monkeypatch.context() as patch:
+            patch.setattr(first.journal, "trim", hold_back)
+            assert await first.cell.trim()
+        async with cells.owner(second) as engine:
+            await engine.delete_topic("t")
+            await engine.create_topic(Topic(topic="t"))
+            await trimmed.fill(second, engine, 20)
+            before = len(trimmed.stream.records)
+            await first.journal.trim(*late)  # it has reached the store only now
+            assert len(trimmed.stream.records) < before
+            new = await cells.node("new", **SETTINGS)
+            await caught_up(new, second.cell.applied)
+            assert await answers(new.cell._engine) == await answers(engine)
+
+
 def test_the_journal_is_needed_from_the_oldest_message_or_open_stage_on() -> None:
     positions = JournalPositions()
     for position in (10, 20, 30, 40):

@@ -131,6 +131,25 @@ async def test_a_topic_made_again_under_the_same_name_is_another_one(cells: Cell
         assert await answers(second.cell._engine) == await answers(engine)
 
 
+async def test_a_topic_made_again_has_nothing_of_one_whose_first_messages_were_dropped(cells: Cells) -> None:
+    first, second = await cells.node("a", segment_bytes=1_000), await cells.node("b", segment_bytes=1_000)
+    async with cells.owner(first) as engine:
+        await engine.create_topic(Topic(topic="t"))
+        log = engine.log("t", 0)
+        for _ in range(5):
+            await store(log, b"x" * 800)
+        await first.cell._engine._drop(log, 2)  # type: ignore[arg-type]
+        await caught_up(second, first.cell.applied)
+        await engine.delete_topic("t")
+        await engine.create_topic(Topic(topic="t"))
+        await caught_up(second, first.cell.applied)
+        for node in (first, second):
+            assert node.cell._engine.log("t", 0).end_offset == 0
+        await store(engine.log("t", 0), b"new")
+        await caught_up(second, first.cell.applied)
+        assert await answers(second.cell._engine) == await answers(engine)
+
+
 async def test_a_generation_that_a_killed_owner_gave_out_is_never_given_out_again(cells: Cells) -> None:
     first, second = await cells.node("a"), await cells.node("b")
     async with cells.owner(first) as engine:
