@@ -1,181 +1,87 @@
-"""Owners of a journal and NATS nodes are killed and stopped at random, and the ledger of acks is checked at the end.
+"""Whole cells are harmed, one fault after another, and the ledger of acks is compared with what is stored.
 
-python -m tests.campaign --minutes 5 [--seed 1]
+python -m tests.campaign --hours 2 [--seed N] [--resume DIR]
+python -m tests.campaign --seed 17 --faults 'owner killed' --trials 1
 
-It prints each fault, and one JSON line with what was found. The same seed gives the same faults, not the same outcome:
-the processes are real. It exits with 1 if an ack was lost, a payload was stored twice, or an old record lies behind a
-fence.
+Three brokers and three NATS nodes run as processes, each with a network and a disk of its own, for which it must be
+root on Linux; without that it does what it can, and says what it left out. It prints each fault, and at the end a
+table and one JSON line; its directory keeps the table and all trials. It exits with 1 if an ack was lost, something
+stored twice, a stale answer given, or a cell did not serve again. The same seed gives the same faults, not the same
+outcome: the processes are real.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import logging
+import os
 import random
 import signal
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable
-from contextlib import aclosing
+from importlib.util import find_spec
 from pathlib import Path
 
-import trio
-
-from qb.replication.jetstream.jetstream_store import JetStreamStore
-from qb.replication.journal.journal import EntryReader, Journal, JournalEntry
-from qb.replication.journal.journal_records import JournalRecordKind, decode, decode_fence
-from qb.replication.journal.journal_store import StoredRecord
-from qb.replication.journal.record_chain import ChainPoint
-from qb.replication.journal.trio_timers import TrioTimers
-from qb.replication.nats.nats_client import NatsClient
-from tests.support.journal_ledger import OwnerProcess, lost
-from tests.support.nats_cluster import NatsCluster
-from tests.support.waiting import holds_for, wait_until
-
-CELL = "campaign"
-SETTLING = 60.0  # seconds for elections and restarts
-
-
-class Campaign:
-    """One run."""
-
-    def __init__(self, seed: int, directory: Path) -> None:
-        self._draw = random.Random(seed)
-        self._cluster = NatsCluster(directory)
-        self.owners: list[OwnerProcess] = []
-        self.faults: Counter[str] = Counter()
-
-    def run(self, seconds: float) -> dict[str, object]:
-        """Do harm for so long, then check everything; returns what was found."""
-        self._cluster.start()
-        try:
-            end = time.monotonic() + seconds
-            while time.monotonic() < end:
-                self._start_owner()
-                self._pass(0.5, 3)
-                self._do(self._draw.choice((self._nothing, self._kill_owner, self._stop_owner, *self._harm_to_nats)))
-            for owner in self.owners:
-                owner.kill()
-            records, entries = trio.run(self._everything)
-            return self._found(records, entries)
-        finally:
-            for owner in self.owners:
-                owner.kill()
-            self._cluster.kill()
-
-    @property
-    def _harm_to_nats(self) -> tuple[Callable[[], None], ...]:
-        return self._kill_node, self._stop_node, self._kill_all_nodes
-
-    def _do(self, fault: Callable[[], None]) -> None:
-        name = fault.__name__.strip("_").replace("_", " ")
-        self.faults[name] += 1
-        print(f"{name}: {sum(len(owner.acks) for owner in self.owners)} acks", file=sys.stderr, flush=True)
-        fault()
-
-    def _pass(self, least: float, most: float) -> None:
-        """Let time pass."""
-        holds_for(self._draw.uniform(least, most), lambda: True)
-
-    def _start_owner(self) -> None:
-        owner = OwnerProcess(",".join(self._cluster.urls), CELL, f"owner{len(self.owners)}")
-        self.owners.append(owner)
-        wait_until(lambda: owner.epoch, SETTLING)
-
-    def _nothing(self) -> None:
-        """The next owner takes over from one that is well."""
-
-    def _kill_owner(self) -> None:
-        self.owners[-1].kill()
-
-    def _stop_owner(self) -> None:
-        """It goes on when the next one has taken over."""
-        owner = self.owners[-1]
-        owner.signal(signal.SIGSTOP)
-        self._start_owner()
-        self._pass(0, 1)
-        owner.signal(signal.SIGCONT)
-
-    def _kill_node(self) -> None:
-        node = self._draw.choice(self._cluster.nodes)
-        node.kill()
-        self._pass(0.5, 4)
-        node.start()
-        node.wait()
-
-    def _stop_node(self) -> None:
-        node = self._draw.choice(self._cluster.nodes)
-        assert node.process is not None
-        node.process.send_signal(signal.SIGSTOP)
-        self._pass(0.5, 8)
-        node.process.send_signal(signal.SIGCONT)
-
-    def _kill_all_nodes(self) -> None:
-        self._cluster.kill()
-        self._cluster.start()
-
-    async def _everything(self) -> tuple[list[StoredRecord], list[JournalEntry]]:
-        """Take over a last time, and return all records and the valid entries among them."""
-        client, timers = NatsClient(self._cluster.urls), TrioTimers()
-        records: list[StoredRecord] = []
-        entries: list[JournalEntry] = []
-        with trio.fail_after(SETTLING * 2):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(client.run)
-                nursery.start_soon(timers.run)
-                store = JetStreamStore(client, timers, CELL)
-                await store.open()
-                taken = await Journal(store, timers, "the last").take_over()
-                reader = EntryReader(ChainPoint())
-                async with aclosing(store.follow(1)) as following:
-                    async for some in following:
-                        records += some
-                        entries += reader.take(some)
-                        if records[-1].position >= taken.tenure.position:
-                            break
-                nursery.cancel_scope.cancel()
-        return records, entries
-
-    def _found(self, records: list[StoredRecord], entries: list[JournalEntry]) -> dict[str, object]:
-        payloads = Counter(entry.payload for entry in entries if entry.payload is not None)
-        return {
-            "takeovers": len(self.owners) + 1,
-            "faults": dict(self.faults),
-            "acks": sum(len(owner.acks) for owner in self.owners),
-            "records": len(records),
-            "lost": sum(len(lost(owner, entries)) for owner in self.owners),
-            "stored_twice": sum(count > 1 for count in payloads.values()),
-            "behind_a_fence": behind_fences(records),
-        }
-
-
-def behind_fences(records: list[StoredRecord]) -> int:
-    """Return how many records of an older epoch lie behind a whole fence."""
-    epoch = found = 0
-    for each in records:
-        record = decode(each.data)
-        if record is None:
-            continue
-        found += record.epoch < epoch
-        fence = decode_fence(record.payload) if record.kind is JournalRecordKind.FENCE else None
-        if fence is not None and fence.index == fence.count - 1:
-            epoch = max(epoch, record.epoch)
-    return found
+from tests.campaign.campaign import Campaign, CampaignState, as_json, has_failed, load_state, table
+from tests.campaign.faults import FAKETIME, FAULTS, OTHER_VERSION, Fault
+from tests.support.machines import ISOLATED, can_isolate, can_mount, isolated
 
 
 def main() -> int:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m tests.campaign")
-    parser.add_argument("--minutes", type=float, default=5.0)
-    parser.add_argument("--seed", type=int, default=None, help="default: drawn, and printed")
+    parser.add_argument("--hours", type=float, default=None, help="how long")
+    parser.add_argument("--trials", type=int, default=None, help="how many faults")
+    parser.add_argument("--seed", type=int, default=None, help="number of the first trial; default: drawn, and printed")
+    parser.add_argument("--faults", nargs="+", default=[], choices=[each.name for each in FAULTS], metavar="FAULT")
+    parser.add_argument("--directory", type=Path, metavar="DIR", help="where all is kept; default: a temporary one")
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on in the directory of an earlier campaign")
+    parser.add_argument("--list", action="store_true", help="list the faults")
     arguments = parser.parse_args()
-    seed = random.randrange(1 << 32) if arguments.seed is None else arguments.seed
-    with tempfile.TemporaryDirectory(prefix="qb-campaign-") as directory:
-        found = Campaign(seed, Path(directory)).run(arguments.minutes * 60)
-    print(json.dumps({"seed": seed, "minutes": arguments.minutes, **found}))
-    return int(bool(found["lost"] or found["stored_twice"] or found["behind_a_fence"]))
+    if arguments.list:
+        print("\n".join(each.name for each in FAULTS))
+        return 0
+    if ISOLATED not in os.environ and not can_isolate():
+        os.execvp("unshare", isolated([sys.executable, *sys.orig_argv[1:]]))
+    return _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    seed = random.randrange(1 << 20) if arguments.seed is None else arguments.seed
+    directory = arguments.resume or arguments.directory or Path(tempfile.mkdtemp(prefix="qb-campaign-"))
+    state = load_state(directory) if arguments.resume else CampaignState(seed)
+    print(f"seed {state.seed}, in {directory}", file=sys.stderr, flush=True)
+    logging.disable(logging.WARNING)  # what clients say of lost connections
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so it ends in good order
+    end = time.monotonic() + 3600 * (arguments.hours if arguments.hours is not None else 24)
+    most = arguments.trials if arguments.trials is not None else len(FAULTS) if arguments.hours is None else 1 << 30
+    campaign = Campaign(directory, state, _skipped)
+    try:
+        campaign.run(lambda done: done < most and time.monotonic() < end, arguments.faults)
+    except KeyboardInterrupt:
+        print(f"interrupted; go on with --resume {directory}", file=sys.stderr)
+    wanted = [each for each in FAULTS if not arguments.faults or each.name in arguments.faults]
+    skipped = [(each.name, why) for each in wanted if (why := _skipped(each))]
+    found = table(state, skipped)
+    (directory / "table.md").write_text(found + "\n")
+    print(f"{found}\n{as_json(state)}")
+    return int(has_failed(state))
+
+
+def _skipped(fault: Fault) -> str:
+    """Return why a fault cannot be done here; empty if it can."""
+    if fault.needs == "networks":
+        return "" if ISOLATED in os.environ else can_isolate()
+    if fault.needs == "disks":
+        return can_mount() if ISOLATED in os.environ else can_isolate()
+    if fault.needs == "faketime":
+        return "" if FAKETIME.exists() else f"there is no {FAKETIME}"
+    if fault.needs == "spark":
+        return "" if find_spec("pyspark") else "pyspark is not installed"
+    if fault.needs == "versions":
+        return "" if OTHER_VERSION in os.environ else f"{OTHER_VERSION} names no server.py of another version"
+    return ""
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def survive(cluster: LocalClusterProcess, name: str, harm: Callable[[str], None]
     """Do harm to a cluster that works; returns the longest time without an ack that a publisher saw."""
     cluster.wait_until_whole()
     owner, epoch = cluster.owner(), cluster.status()["epoch"]
-    load = ClusterLoad(cluster.servers, name)
+    load = ClusterLoad(cluster.servers, name, cluster.lines)
     with load.running() as ledger:
         ledger.longest_gap = 0.0
         harm(owner)

@@ -9,9 +9,9 @@ from qb.replication.journal.journal_records import JournalRecord, JournalRecordK
 from qb.replication.journal.journal_store import StoredRecord
 from qb.replication.journal.record_chain import ChainPoint
 from qb.replication.journal.takeover import fence_records
-from tests.campaign.__main__ import behind_fences
 from tests.support.journal_ledger import lost
 from tests.support.journal_owner import payload_of
+from tests.support.journal_reading import behind_fences
 
 
 def test_a_record_of_an_older_epoch_behind_a_whole_fence_is_counted() -> None:

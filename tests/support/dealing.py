@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 SPARK = "tests/spark/"
 WHEEL = "tests/project/"
-ALONE = {f"{SPARK}test_cluster.py", f"{SPARK}test_sink_kill.py"}  # they start a Spark of their own
+ALONE = {
+    f"{SPARK}test_{name}.py" for name in ("cluster", "sink_kill", "sink_failover")
+}  # they start a Spark of their own
 
 
 def share_of(nodeid: str) -> str:

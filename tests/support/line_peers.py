@@ -9,9 +9,9 @@ from typing import Any
 import trio
 
 
-def converse(port: int, sent: bytes, timeout: float = 20.0) -> bytes:
+def converse(port: int, sent: bytes, timeout: float = 20.0, host: str = "127.0.0.1") -> bytes:
     """Send everything, send no more, and return all that comes back: `printf ... | nc`."""
-    with socket.create_connection(("127.0.0.1", port), timeout=timeout) as peer:
+    with socket.create_connection((host, port), timeout=timeout) as peer:
         peer.sendall(sent)
         peer.shutdown(socket.SHUT_WR)
         received = b""

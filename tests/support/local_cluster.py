@@ -14,17 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from qb.cli.cluster.cell_questions import ask
-from qb.clients.credentials import Credentials
-from qb.core.wire.addresses import parse_address
-from qb.core.wire.errors import BrokerError
 from tests.support.brokers import FIRST_PORT, ROOT
-from tests.support.waiting import wait_until
+from tests.support.running_cell import RunningCell
 
 PORTS = 70
 
 
-class LocalClusterProcess:
+class LocalClusterProcess(RunningCell):
     """Three brokers and three NATS servers, and the process that starts and ends them."""
 
     def __init__(self, directory: Path, *flags: str, program: Sequence[str] = ()) -> None:
@@ -54,66 +50,16 @@ class LocalClusterProcess:
     def servers(self) -> list[str]:
         return [f"127.0.0.1:{self.base_port + number}" for number in range(3)]
 
+    @property
+    def lines(self) -> list[str]:
+        """The doors for JSON lines."""
+        return [f"127.0.0.1:{self.base_port + 10 + number}" for number in range(3)]
+
     def log(self, name: str) -> str:
         return (self.directory / f"{name}.log").read_text()
 
     def pid(self, name: str) -> int:
         return int(next(each["pid"] for each in self.description["processes"] if each["name"] == name))
-
-    def answers(self) -> list[dict[str, Any]]:
-        """Return what each broker says that answers."""
-        found: list[dict[str, Any]] = []
-        for server in self.servers:
-            try:
-                found.append(ask(parse_address(server), Credentials()))
-            except (OSError, BrokerError):
-                continue
-        return found
-
-    def status(self) -> dict[str, Any]:
-        """Return what the broker says that knows the newest epoch."""
-        return max(self.answers(), key=lambda each: (each["epoch"], each["owner"] is not None), default={"owner": None})
-
-    def owner(self) -> str:
-        """Return the name of the owner, once there is one."""
-        found: dict[str, Any] = {"owner": None}
-
-        def known() -> bool:
-            nonlocal found
-            found = self.status()
-            return found["owner"] is not None
-
-        wait_until(known)
-        return str(found["owner"])
-
-    def wait_for_owner(self, epoch: int) -> dict[str, Any]:
-        """Return the status when the cell has an owner with at least this epoch."""
-        found: dict[str, Any] = {}
-
-        def is_there() -> bool:
-            nonlocal found
-            found = self.status()
-            return found["owner"] is not None and found["epoch"] >= epoch
-
-        wait_until(is_there)
-        return found
-
-    def wait_until_whole(self) -> None:
-        """Return when all brokers follow closely, and NATS has three nodes that have everything."""
-
-        def whole() -> bool:
-            found = self.answers()
-            if len(found) < len(self.servers) or any(each["owner"] is None for each in found):
-                return False
-            pids = self.pids()
-            seen = [broker for each in found for broker in each["brokers"]]
-            return (
-                all(broker["pid"] in pids and broker["lag"] is not None for broker in seen)
-                and len(seen) == len(found) ** 2
-                and all(node["current"] for each in found for node in each["journal"]["nodes"])
-            )
-
-        wait_until(whole, 45)
 
     def signal(self, name: str, number: signal.Signals) -> None:
         os.kill(self.pid(name), number)

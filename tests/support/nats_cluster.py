@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sysconfig
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -28,29 +29,39 @@ def nats_program() -> str:
 class NatsNode:
     """One nats-server."""
 
-    def __init__(self, directory: Path, name: str, port: int, *, cluster: str = "", more: str = "") -> None:
-        self.name, self.port, self.monitor_port = name, port, free_port()
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        port: int,
+        *,
+        cluster: str = "",
+        more: str = "",
+        host: str = "127.0.0.1",
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """`prefix` comes before its command."""
+        self.name, self.host, self.port, self.monitor_port = name, host, port, free_port()
+        self._directory, self._prefix = directory, prefix
         self.store = directory / name
-        self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self._configuration = directory / f"{name}.conf"
         self._configuration.write_text(
-            f'server_name: {name}\nlisten: "127.0.0.1:{port}"\nmax_payload: 1MB\n'
-            f'http: "127.0.0.1:{self.monitor_port}"\n'
-            f'jetstream {{ store_dir: "{directory}/{name}", sync_interval: always }}\n{cluster}\n{more}\n'
+            f'server_name: {name}\nlisten: "{host}:{port}"\nmax_payload: 1MB\nhttp: "{host}:{self.monitor_port}"\n'
+            f'jetstream {{ store_dir: "{self.store}", sync_interval: always }}\n{cluster}\n{more}\n'
         )
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"nats://127.0.0.1:{self.port}"
+        return f"nats://{self.host}:{self.port}"
 
     @property
     def monitor(self) -> str:
-        return f"http://127.0.0.1:{self.monitor_port}"
+        return f"http://{self.host}:{self.monitor_port}"
 
     def start(self) -> None:
-        command = [nats_program(), "-c", str(self._configuration)]
+        command = [*self._prefix, nats_program(), "-c", str(self._configuration)]
         with (self._directory / f"{self.name}.out").open("ab") as output:
             self.process = subprocess.Popen(command, stdout=output, stderr=output)
 
@@ -61,7 +72,7 @@ class NatsNode:
             assert self.process is not None
             assert self.process.poll() is None, (self._directory / f"{self.name}.out").read_text()[-2000:]
             try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                socket.create_connection((self.host, self.port), 1).close()
             except OSError:
                 return False
             return True

@@ -44,8 +44,8 @@ def die_with(port: int, subscription_id: str, count: int) -> None:
 class Peer:
     """One connection to a broker, byte by byte under the test's control."""
 
-    def __init__(self, port: int, timeout: float = 20.0) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=timeout)
+    def __init__(self, port: int, timeout: float = 20.0, host: str = "127.0.0.1") -> None:
+        self.socket = socket.create_connection((host, port), timeout=timeout)
         self._unread = b""
 
     def __enter__(self) -> Peer:
