@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 import trio
 
+from qb.doors.http.http_door import HttpDoor
 from qb.doors.json_lines.json_door import JsonDoor
 from qb.doors.listening import BinaryDoor, ListeningDoor
 from qb.replication.engine.replicated_cell import ReplicatedCell
@@ -20,7 +21,7 @@ from qb.storage.files import CannotOpen
 from qb.storage.verification import verify
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.ledger import BrokenPromise
-from tests.simulation.world import FRAMES, LINES, World
+from tests.simulation.world import FRAMES, HTTP, LINES, World
 from tests.support.cells import answers
 from tests.support.journal_world import check_fences
 
@@ -182,6 +183,7 @@ class ReplicatedWorld(World):
         listening = [
             ListeningDoor("frames", BinaryDoor, [self.network.listen(FRAMES)]),  # type: ignore[list-item]
             ListeningDoor("JSON lines", JsonDoor, [self.network.listen(LINES)]),  # type: ignore[list-item]
+            ListeningDoor("HTTP", HttpDoor, [self.network.listen(HTTP)]),  # type: ignore[list-item]
         ]
         await serve(member.settings, engine, listening, life.stop, started=lambda broker: life.serving.set())
         await cell.release()
@@ -229,10 +231,10 @@ class ReplicatedWorld(World):
         """Compare the copies, end all in good order, and prove their directories."""
         owner = self.owner
         assert owner is not None
-        asked = await answers(owner.cell._engine)
+        position, asked = await self._asked(owner.cell)
         for member in self.members:
             if member is not owner:
-                await self._compare(member, owner.cell.applied, asked)
+                await self._compare(member, position, asked)
         await self.stop_owner()
         for member in self.members:
             if member.is_alive:
@@ -242,6 +244,15 @@ class ReplicatedWorld(World):
                 raise BrokenPromise(f"{member.name}: {findings}")
         check_fences(self.stream)
         self._outside_ends.cancel()
+
+    async def _asked(self, cell: ReplicatedCell) -> tuple[int, object]:
+        """Return what a cell answers at one position of the journal: a cursor may be saved, or a dead letter stored."""
+        while True:
+            position = cell.applied
+            await cell._engine.queue.drained()
+            asked = await answers(cell._engine)
+            if cell.applied == position:
+                return position, asked
 
     async def _compare(self, member: CellMember, position: int, asked: object) -> None:
         await until(lambda: member.cell.applied >= position)
