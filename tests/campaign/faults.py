@@ -183,7 +183,7 @@ def _cut_from_nats_alone(cell: CampaignCell, draw: Random) -> None:
     last(draw, 3, 25)
 
 
-@fault("owner cut off from clients", "networks")
+@fault("clients cut off from the owner", "networks")
 def _cut_from_clients(cell: CampaignCell, draw: Random) -> None:
     owner = (cell.owner(),)
     cell.cut(owner, HERE)
@@ -191,7 +191,7 @@ def _cut_from_clients(cell: CampaignCell, draw: Random) -> None:
     last(draw, 3, 15)
 
 
-@fault("owner's packets to clients lost", "networks")
+@fault("packets of the owner to clients lost", "networks")
 def _cut_answers(cell: CampaignCell, draw: Random) -> None:
     cell.cut((cell.owner(),), HERE)
     last(draw, 3, 15)
