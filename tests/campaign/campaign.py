@@ -221,9 +221,9 @@ def again(trial: Trial) -> str:
 
 def in_words(trial: Trial) -> str:
     """Return a line about a trial."""
-    told = f"{trial.acks} acks, {trial.lost} lost, {trial.doubled} doubled, {trial.torn} torn, {trial.stale} stale"
+    counts = f"{trial.acks} acks, {trial.lost} lost, {trial.doubled} doubled, {trial.torn} torn, {trial.stale} stale"
     failed = " FAILED" if trial.failed else ""
-    return f"({told}, longest gap {trial.longest_gap:.1f} s, {trial.takeovers} takeovers, {trial.seconds} s){failed}"
+    return f"({counts}, longest gap {trial.longest_gap:.1f} s, {trial.takeovers} takeovers, {trial.seconds} s){failed}"
 
 
 def table(state: CampaignState, skipped: Sequence[tuple[str, str]]) -> str:

@@ -123,7 +123,7 @@ def test_who_does_not_understand_a_valid_record_does_not_take_it_for_void(
 
 
 @pytest.mark.parametrize(("epoch", "writer", "previous"), [(1, 12, 2), (2, 22, 1), (0, 11, 2)])
-def test_a_record_of_a_later_version_that_is_void_harms_nobody(
+def test_a_record_of_a_later_version_that_is_void_harms_no_reader(
     stored: Stored, epoch: int, writer: int, previous: int
 ) -> None:
     newer = of_a_version(2, 2, JournalRecord(JournalRecordKind.WHOLE, epoch, writer, previous, b"payload"))

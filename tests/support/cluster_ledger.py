@@ -14,7 +14,7 @@ class Findings(NamedTuple):
 
     lost: tuple[str, ...]  # acked, and not there
     doubled: tuple[str, ...]  # stored, or committed, twice
-    torn: tuple[str, ...]  # transactions that are there in part, or that nobody sent
+    torn: tuple[str, ...]  # transactions that are there in part, or that were never sent
     stale: tuple[str, ...]  # answers without what had been acked before they were asked for
 
 
@@ -67,7 +67,7 @@ class Ledger:
         )
 
     def check_read(self, partition: int, acked: int, code: str, bodies: Mapping[int, bytes]) -> None:
-        """Somebody asked for what had been acked before: is it in the answer?"""
+        """A reader asked for what had been acked before: is it in the answer?"""
         if code not in ("", "OFFSET_OUT_OF_RANGE"):
             return  # refused: the cell has no owner
         self.reads += 1
@@ -76,7 +76,7 @@ class Ledger:
             self.stale.append(f"offset {acked} of partition {partition} was acked, and then read as {what!r}")
 
     def check_committed(self, acked: int, found: int) -> None:
-        """Somebody asked for an offset of a group: is it what had been committed before, or more?"""
+        """A reader asked for an offset of a group: is it what had been committed before, or more?"""
         self.reads += 1
         if found < acked:
             self.stale.append(f"offset {acked} was committed, and then read as {found}")

@@ -15,7 +15,7 @@ from qb.replication.nats.nats_client import NatsClient
 
 
 def stored_records(urls: Sequence[str], cell: str, seconds: float = 120.0) -> list[StoredRecord]:
-    """Return them in their order; nobody may append meanwhile."""
+    """Return them in their order; no broker may append meanwhile."""
     return trio.run(_stored_records, urls, cell, seconds)
 
 

@@ -125,7 +125,7 @@ class ImageDisk:
         (self.directory / "filler").unlink(missing_ok=True)
 
     def note_power_cut(self) -> None:
-        """Keep what is on the disk now and not only in memory; whoever writes to it must be stopped.
+        """Keep what is on the disk now and not only in memory; the processes that write to it must be stopped.
 
         The kernel may write meanwhile, so it is copied until two readings agree.
         """
@@ -136,11 +136,11 @@ class ImageDisk:
         raise OSError(f"{self._image} did not hold still")
 
     def cut_power(self) -> None:
-        """Have what note_power_cut() kept, and nothing since; whoever wrote to it must have ended."""
+        """Have what note_power_cut() kept, and nothing since; the processes that wrote to it must have ended."""
         run("umount", self.directory)
         self._copy.replace(self._image)
         self._mount()
 
     def unmount(self) -> None:
-        """Take it away, at the latest when nobody uses it any more."""
+        """Take it away, at the latest when it is not used any more."""
         run("umount", "--lazy", self.directory)

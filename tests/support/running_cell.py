@@ -1,4 +1,4 @@
-"""A cell of real brokers as its brokers describe it, whoever started them."""
+"""A cell of real brokers as its brokers describe it, however they were started."""
 
 from __future__ import annotations
 
