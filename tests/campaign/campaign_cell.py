@@ -16,7 +16,7 @@ from tests.support.brokers import ROOT, free_port
 from tests.support.machines import ImageDisk, Machines
 from tests.support.nats_cluster import NatsNode
 from tests.support.running_cell import RunningCell
-from tests.support.waiting import wait_until
+from tests.support.waiting import holds_for, wait_until
 
 LOCALHOST = "127.0.0.1"
 NODES = 3
@@ -246,7 +246,7 @@ class CampaignCell(RunningCell):
             for name in names:
                 self._process(name).kill()
                 self.disks[name].cut_power()
-        time.sleep(after)
+        holds_for(after, lambda: True)
         self.let_up()
 
     def heal(self) -> None:
