@@ -34,6 +34,7 @@ class CellAdversary:
             await self._have_an_owner(brokers)
         await trio.sleep(0.5)
         self._calm_down()
+        await trio.sleep(0.1)  # for a fault that has been met already to be noticed
         await self._have_an_owner(brokers)
 
     def _calm_down(self) -> None:
@@ -50,6 +51,8 @@ class CellAdversary:
         """Restart who has ended, and let another one take over from an owner that has."""
         world = self._world
         while True:
+            if world.owner is not None:
+                await world.owner.end_when_lost()
             ended = world.owner is None or not world.owner.is_alive
             for member in world.members:
                 await world.start_member(member, brokers)

@@ -70,6 +70,12 @@ class CellMember:
     def is_alive(self) -> bool:
         return self.life is not None and not self.life.ended.is_set()
 
+    async def end_when_lost(self) -> None:
+        """If it has lost its tenure, return when its process has ended, as it is about to."""
+        if self.is_alive and self.cell.lost.is_set():
+            assert self.life is not None
+            await self.life.ended.wait()
+
     @property
     def cell(self) -> ReplicatedCell:
         assert self.life is not None
