@@ -280,6 +280,7 @@ class ReplicatedCell:
         await self._engine.queue.drained()
         if not self.lost.is_set():
             await self._checkpoint()
+            await trio.to_thread.run_sync(self._engine.write_indexes)
 
     def abandon(self, error: BaseException) -> None:
         """End a tenure at once, as a kill does, and let go of all that wait for an outcome in this process.

@@ -408,6 +408,11 @@ class ReplicatedEngine(LocalEngine):
         self._writers.stop(patience=1.0)
         self._appliers.stop(patience=1.0)
 
+    def write_indexes(self) -> None:
+        """Leave whole indexes, as an end in good order does. Blocks."""
+        for _, log in self._held_logs():
+            log.write_indexes()
+
     def close(self) -> None:
         """Nothing: the copy outlives a tenure, and ends with its cell."""
 

@@ -316,7 +316,7 @@ class LocalLog:
         segment.index.append(encode(batch.positions, batch.append_ms, position))
         if segment.index.is_due and not self._indexing:
             self._indexing = True
-            self._shared.writers.submit(segment.index.write, self._indexed)
+            self._shared.writers.submit(self.write_indexes, self._indexed)
         self._producer_ranges.add(ranges)
         self._shared.memory.keep(self._tail, batch)
 
@@ -459,13 +459,18 @@ class LocalLog:
         self._answer(self._drop_pending(error), error, 0)
         self._idle.set()
 
+    def write_indexes(self) -> None:
+        """Write what waits in memory for indexes, also for those whose segment was closed on a full disk. Blocks."""
+        for segment in [*self._segments]:
+            segment.index.write()
+
     def tidy(self) -> LogEnd | None:
         """Leave files that the next start finds whole; returns where the log ends, if that is known. Blocks."""
         if not self._segments or self.is_deleted:
             return None
         segment = self._segments[-1]
         if not self._indexing:
-            segment.index.write()
+            self.write_indexes()
         if self._is_stuck or self._is_poisoned or self._health.damage:
             return None
         try:

@@ -12,6 +12,8 @@ import pytest
 
 from qb.core.wire.errors import DiskFull
 from qb.storage.engine import Topic
+from qb.storage.log.segment_index import IndexFile
+from qb.storage.verification import verify
 from tests.support.disk import patch_write
 from tests.support.stores import everything, indexes, logs, open_engine, opened, running, store
 
@@ -96,6 +98,17 @@ async def test_a_new_segment_whose_directory_cannot_be_synced_for_want_of_room_i
         assert await everything(log) == [b"0", b"1"]
     async with opened(tmp_path) as engine:
         assert await everything(engine.log("t", 0)) == [b"0", b"1"]
+
+
+async def test_the_index_of_a_segment_that_was_closed_without_room_for_it_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, segment_bytes=10) as engine:
+        await store(engine.log("t", 0), b"0")
+        with monkeypatch.context() as context:
+            context.setattr(IndexFile, "write", lambda index: None)  # as it goes on when there is no room
+            await store(engine.log("t", 0), b"1")
+    assert verify(tmp_path / "data").findings == []
 
 
 async def test_a_topic_whose_logs_cannot_be_synced_for_want_of_room_is_refused_and_not_made(
