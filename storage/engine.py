@@ -381,6 +381,12 @@ class Engine(Protocol):
     async def delete_stages(self, stages: Iterable[str]) -> None:
         """Forget these durably and free their space; absent ones are no error. Appends under way are refused."""
 
+    async def confirm_current(self) -> None:
+        """Return when what is read here has everything that any broker had acked before the call.
+
+        Clocks have no part in that. Raises ShuttingDown.
+        """
+
     async def free_bytes(self) -> int:
         """Return how much can still be stored, as far as the system knows."""
 

@@ -387,6 +387,9 @@ class LocalEngine:
                     await self.metadata.flush()
                 await self._in_thread(self._stages.remove, ended)
 
+    async def confirm_current(self) -> None:
+        """Nothing: no other broker can write here."""
+
     async def free_bytes(self) -> int:
         found = await self._in_thread(os.statvfs, self._settings.data_dir)
         return found.f_bavail * found.f_frsize

@@ -26,10 +26,13 @@ class FetchRequest(NamedTuple):
     max_bytes: int = 1 << 20
     max_wait: float = 0.0
     min_bytes: int = 1
+    consistent: bool = False
 
     def properties(self) -> dict[str, str]:
         """Return the properties of the FETCH frame, which asks for an index too."""
-        return {name: str(value) for name, value in self._asdict().items()} | {"index": "1"}
+        given = self._asdict()
+        flags = {"consistent": "1"} if given.pop("consistent") else {}
+        return {name: str(value) for name, value in given.items()} | {"index": "1"} | flags
 
 
 class BulkFetchRequest(NamedTuple):
@@ -43,6 +46,11 @@ class BulkFetchRequest(NamedTuple):
     def properties(self) -> dict[str, str]:
         """Return the properties of the FETCH frame."""
         return {name: str(value) for name, value in self._asdict().items()} | {"bulk": "1"}
+
+
+def consistently(wanted: bool) -> dict[str, bool]:
+    """Return the argument of a request that is to be answered consistently; a broker that does not know it refuses."""
+    return {"consistent": True} if wanted else {}
 
 
 class Fetched(Sequence[Message]):
@@ -112,6 +120,8 @@ class FetchAnswer(NamedTuple):
 def portion_in(answer: Frame, wanted: FetchRequest) -> FetchAnswer:
     """Return what a FETCH was answered with. Raises RequestRefused, or PeerMisbehaved."""
     raw = raw_fetched(answer)
+    if wanted.consistent and "consistent" not in answer.properties:
+        raise PeerMisbehaved("this broker does not know consistent reads: it is older than its client")
     starts = array("I", bytes(raw.starts))
     if sys.byteorder == "little":
         starts.byteswap()

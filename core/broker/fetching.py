@@ -31,6 +31,7 @@ class FetchLimits(NamedTuple):
     max_wait: float = 0.0
     min_bytes: int = 1
     whole: bool = False  # whole batches, from the one on that holds the offset; max_messages does not count then
+    consistent: bool = False  # with everything that was acked before it was asked for, whatever clocks do
 
 
 def resolve(log: PartitionLog, offset: int) -> int:

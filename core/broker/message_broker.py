@@ -134,10 +134,16 @@ class MessageBroker:
 
         Raises UnknownTopic, UnknownPartition, OffsetOutOfRange, LogDamaged.
         """
+        if limits.consistent:
+            await self.engine.confirm_current()
         return await fetch(self.topics.log(topic, partition), offset, limits, turn)
 
-    async def offsets(self, topic: str, partition: int = 0, time_ms: int | None = None) -> dict[str, Any]:
+    async def offsets(
+        self, topic: str, partition: int = 0, time_ms: int | None = None, consistent: bool = False
+    ) -> dict[str, Any]:
         """Return the first and the next offset of a partition and, if a time is given, the first one from then on."""
+        if consistent:
+            await self.engine.confirm_current()
         log = self.topics.log(topic, partition)
         found = {"first": log.first_offset, "next": log.end_offset}
         if time_ms is not None:

@@ -214,8 +214,10 @@ class GroupManager:
     def _names(self) -> set[str]:
         return self._groups.names() | self._offsets.groups() | self._declared.groups()
 
-    async def committed(self, group: str, topic: str | None = None) -> list[dict[str, Any]]:
+    async def committed(self, group: str, topic: str | None = None, consistent: bool = False) -> list[dict[str, Any]]:
         """Return what a group has committed, of all topics or of one."""
+        if consistent:
+            await self._engine.confirm_current()
         found = self._offsets.of_group(group)
         return [
             {"topic": at.topic, "partition": at.partition, "offset": it.offset, "updated_ms": it.updated_ms}

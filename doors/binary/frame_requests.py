@@ -176,11 +176,15 @@ class FrameRequests:
 
     async def _fetch(self, frame: Frame) -> bytes:
         wanted = arguments_from_text(FetchArguments, frame.properties)
-        limits = FetchLimits(wanted.max_messages, wanted.max_bytes, wanted.max_wait, wanted.min_bytes, wanted.bulk)
+        limits = FetchLimits(
+            wanted.max_messages, wanted.max_bytes, wanted.max_wait, wanted.min_bytes, wanted.bulk, wanted.consistent
+        )
         chunk = await self._broker.fetch(
             wanted.topic, wanted.partition, wanted.offset, limits, partial(self._turn_to_read, wanted.max_bytes)
         )
         state = {"offset": str(chunk.first_offset), "count": str(len(chunk.positions))}
+        if wanted.consistent:
+            state["consistent"] = "1"
         index = marks_of(chunk) if wanted.bulk else index_of(chunk) if wanted.index else b""
         frames = chunk.view
         head = success_head(frame, state, len(index) + len(frames))

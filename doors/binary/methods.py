@@ -71,6 +71,7 @@ class OffsetsArguments(Arguments):
     topic: str
     partition: int = 0
     time_ms: int | None = None
+    consistent: bool = False
 
 
 class FetchArguments(Arguments):
@@ -85,6 +86,7 @@ class FetchArguments(Arguments):
     min_bytes: Annotated[int, msgspec.Meta(ge=0, le=16 << 20)] = 1
     index: bool = False
     bulk: bool = False
+    consistent: bool = False
 
 
 class CreateSubscriptionArguments(Arguments):
@@ -172,6 +174,7 @@ class CommitOffsetsArguments(Arguments):
 class CommittedOffsetsArguments(Arguments):
     group: str
     topic: str | None = None
+    consistent: bool = False
 
 
 class ResetGroupArguments(Arguments):

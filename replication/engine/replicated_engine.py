@@ -304,6 +304,10 @@ class ReplicatedEngine(LocalEngine):
 
     # Owning: every change is a record of the journal first, and applied when that is committed
 
+    async def confirm_current(self) -> None:
+        """Commit a record: it is refused if another broker had taken over before. What is acked meanwhile shares it."""
+        await self._metadata.write_record()
+
     async def _create(self, topic: Topic) -> Topic:
         if topic.topic in self._kept:
             raise TopicExists(topic.topic)

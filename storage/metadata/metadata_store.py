@@ -39,6 +39,7 @@ class MetadataWrite(msgspec.Struct, eq=False):
     values: dict[str, bytes | None]
     expected: int | None = None  # the version that the only entry must have
     lags: bool = False  # no caller waits for it: a newer value may replace it, and a failure is tried again
+    needs_record: bool = False  # even if nothing changes
     event: trio.Event | None = None
     done: Callable[[BrokerError | None], None] | None = None  # called with the outcome, in the event loop
     outcome: int | BaseException | None = None  # the new version of the last entry
@@ -107,6 +108,10 @@ class MetadataStore:
     async def flush(self) -> None:
         await self._store(MetadataWrite({}))
 
+    async def write_record(self) -> None:
+        """Return when a record is durable that was begun after the call, if need be an empty one."""
+        await self._store(MetadataWrite({}, needs_record=True))
+
     def put_soon(self, key: str, value: Any | None) -> None:
         encoded = None if value is None else msgspec.json.encode(value)
         write = self._lagging.get(key)
@@ -170,7 +175,7 @@ class MetadataStore:
         self._writing = writes
         changes = decide(self._entries, writes)
         finished = partial(self._committed, writes, changes)
-        if not changes:
+        if not changes and not any(write.needs_record for write in writes):
             finished(0.0)  # all that was given before is durable
             return
         body = encode_changes(changes.items())

@@ -71,15 +71,19 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _skipped(fault: Fault) -> str:
     """Return why a fault cannot be done here; empty if it can."""
-    if fault.needs == "networks":
+    return ", ".join(why for each in fault.needs.split() if (why := _missing(each)))
+
+
+def _missing(need: str) -> str:
+    if need == "networks":
         return "" if ISOLATED in os.environ else can_isolate()
-    if fault.needs == "disks":
+    if need == "disks":
         return can_mount() if ISOLATED in os.environ else can_isolate()
-    if fault.needs == "faketime":
+    if need == "faketime":
         return "" if FAKETIME.exists() else f"there is no {FAKETIME}"
-    if fault.needs == "spark":
+    if need == "spark":
         return "" if find_spec("pyspark") else "pyspark is not installed"
-    if fault.needs == "versions":
+    if need == "versions":
         return "" if OTHER_VERSION in os.environ else f"{OTHER_VERSION} names no server.py of another version"
     return ""
 

@@ -40,6 +40,7 @@ class Trial(msgspec.Struct):
     doubled: int = 0
     torn: int = 0
     stale: int = 0
+    outdated: int = 0  # answers that were stale and need not be current, since clocks differed
     longest_gap: float = 0.0  # seconds
     takeovers: int = 0
     seconds: float = 0.0
@@ -68,7 +69,7 @@ class Campaign:
         """`skipped` says why a fault cannot be done here; empty if it can."""
         self.directory, self.state = directory, state
         self.faults = [each for each in FAULTS if not skipped(each)]
-        kinds = {each.needs for each in self.faults}
+        kinds = {need for each in self.faults for need in each.needs.split()}
         self._machines = Machines([*NATS, *BROKERS]) if "networks" in kinds else None
         self._disks = "disks" in kinds
         self._cell: CampaignCell | None = None
@@ -120,6 +121,7 @@ class Campaign:
     def _harm(self, cell: CampaignCell, trial: Trial, fault: Fault) -> None:
         epoch = cell.wait_for_owner(1, PATIENCE)["epoch"]
         load = ClusterLoad(cell.servers, f"t{trial.number}", cell.lines, patience=PATIENCE, pause=PAUSE)
+        load.ledger.clocks_differ = fault.spoils_clocks
         try:
             with load.running() as ledger:
                 ledger.longest_gap = 0.0
@@ -136,6 +138,7 @@ class Campaign:
                 trial.longest_gap = round(ledger.longest_gap, 3)
         finally:
             trial.acks, trial.reads = len(load.ledger.stored) + len(load.ledger.committed), load.ledger.reads
+        trial.outdated = len(load.ledger.outdated)
         trial.takeovers = cell.status()["epoch"] - epoch
         if load.ledger.faults:
             raise load.ledger.faults[0]
@@ -239,6 +242,10 @@ def table(state: CampaignState, skipped: Sequence[tuple[str, str]]) -> str:
     lines.append(_row("all", state.trials))
     for name, why in skipped:
         lines.append(f"not run: {name} ({why})")
+    if outdated := sum(trial.outdated for trial in state.trials):
+        lines.append(
+            f"{outdated} answers were outdated while clocks differed, none of them asked for with consistent=1"
+        )
     lines.append(f"{state.behind_fences} records of older epochs behind a fence, in {state.cells} cells")
     lines += [f"finding: {each}" for each in state.findings]
     return "\n".join(lines)

@@ -7,7 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -27,17 +28,18 @@ class Fault(NamedTuple):
 
     name: str
     act: Act
-    needs: str  # "", "networks", "disks", "faketime", "spark", "versions"
+    needs: str  # "", "networks", "disks", "faketime", "spark", "versions"; several with a space between them
+    spoils_clocks: bool = False  # only reads with consistent=1 have to be current
 
 
 FAULTS: list[Fault] = []
 
 
-def fault(name: str, needs: str = "") -> Callable[[Act], Act]:
+def fault(name: str, needs: str = "", *, spoils_clocks: bool = False) -> Callable[[Act], Act]:
     """Add a function to the list."""
 
     def added(act: Act) -> Act:
-        FAULTS.append(Fault(name, act, needs))
+        FAULTS.append(Fault(name, act, needs, spoils_clocks))
         return act
 
     return added
@@ -291,29 +293,46 @@ def _power_of_all(cell: CampaignCell, draw: Random) -> None:
 @fault("clock of the owner jumps", "faketime")
 def _jump(cell: CampaignCell, draw: Random) -> None:
     """A broker with a clock of its own gets the cell; the clock jumps, and the cell goes back."""
-    name = others(cell)[0]
-    clock = cell.directory / f"{name}.clock"
+    clock = cell.directory / "clock"
     clock.write_text("+0\n")
-    cell.brokers[name].environment = {
-        "LD_PRELOAD": str(FAKETIME),
+    environment = {
         "FAKETIME_TIMESTAMP_FILE": str(clock),
         "FAKETIME_CACHE_DURATION": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
-    try:
-        cell.hold_down(name)
-        cell.let_up()
-        cell.wait_until_whole()
-        move(cell, name)
+    with owner_of_its_own_clock(cell, environment):
         for jump in draw.sample(("+1d", "-1d", "+3600", "-3600", "+10", "-10"), 3):
             clock.write_text(f"{jump}\n")
             last(draw, 3, 6)
         clock.write_text("+0\n")
         cell.wait_until_whole()
         move(cell, others(cell)[0])
+
+
+@contextmanager
+def owner_of_its_own_clock(cell: CampaignCell, environment: dict[str, str]) -> Iterator[str]:
+    """Give the cell to a broker with another clock; at the end that is killed, and comes back with the usual one."""
+    name = others(cell)[0]
+    cell.brokers[name].environment = {"LD_PRELOAD": str(FAKETIME), **environment}
+    try:
+        cell.hold_down(name)
+        cell.let_up()
+        cell.wait_until_whole()
+        move(cell, name)
+        yield name
     finally:
         cell.brokers[name].environment = {}
         cell.hold_down(name)
+
+
+@fault("clock of the owner four times too slow, and cut off from NATS", "networks faketime", spoils_clocks=True)
+def _slow_clock(cell: CampaignCell, draw: Random) -> None:
+    """It believes in its lease long after another broker has taken over: what needs no clock must hold still."""
+    with owner_of_its_own_clock(cell, {"FAKETIME": "+0 x0.25"}) as owner:
+        rest = [*NATS, *others(cell)]
+        cell.cut((owner,), rest)
+        cell.cut(rest, (owner,))
+        last(draw, 25, 35)
 
 
 # Programs

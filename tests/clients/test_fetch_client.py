@@ -322,6 +322,29 @@ def test_bytes_that_are_no_stored_frames_are_noticed() -> None:
         portion_in(Frame(MessageType.ACK, 1, 0, {"status": "success", "offset": "7"}, whole), FetchRequest("t", 0, 7))
 
 
+def test_a_consistent_fetch_that_a_broker_did_not_understand_is_no_answer() -> None:
+    about = {"status": "success", "offset": "7", "count": "0"}
+    wanted = FetchRequest("t", 0, 7, consistent=True)
+    assert wanted.properties()["consistent"] == "1"
+    assert "consistent" not in FetchRequest("t", 0, 7).properties()
+    with pytest.raises(PeerMisbehaved, match="does not know consistent reads"):
+        portion_in(Frame(MessageType.ACK, 1, 0, about, b""), wanted)
+    assert portion_in(Frame(MessageType.ACK, 1, 0, about | {"consistent": "1"}, b""), wanted).count == 0
+
+
+def test_a_consistent_fetch_has_what_was_stored_before_it_and_nothing_that_was_asked_for_ahead(
+    client: BrokerClient, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.publish_many(topic, [b"0", b"1", b"2"], 0)
+    for offset in (0, 1):
+        client.fetch(topic, 0, offset, max_messages=1)  # the next one is on its way now
+    monkeypatch.setattr(client._read_ahead, "take", lambda *wanted: pytest.fail("asked for before"))
+    assert bodies(client.fetch(topic, 0, 2, max_messages=1, consistent=True)) == [b"2"]
+    assert client.offsets(topic, consistent=True).next == 3
+    client.commit_offsets("readers", [(topic, 0, 2)])
+    assert [each.offset for each in client.committed_offsets("readers", consistent=True)] == [2]
+
+
 def test_a_fetch_says_all_that_it_wants() -> None:
     _, frame = Conversation().compose(MessageType.FETCH, FetchRequest("t", 3, 9, 10, 11, 0.5, 12).properties())
     for part in (b"topic=t", b"partition=3", b"offset=9", b"max_messages=10", b"max_bytes=11", b"max_wait=0.5"):

@@ -57,4 +57,11 @@ def test_an_answer_without_what_was_acked_before_is_stale(ledger: Ledger) -> Non
     ledger.check_read(0, 1, "OFFSET_OUT_OF_RANGE", {})
     ledger.check_committed(5, 4)
     assert len(ledger.stale) == 3
+    ledger.clocks_differ = True
+    ledger.check_read(0, 1, "", {})
+    ledger.check_committed(5, 4)
+    assert (len(ledger.stale), len(ledger.outdated)) == (3, 2)
+    ledger.check_read(0, 1, "", {}, consistent=True)
+    ledger.check_committed(5, 4, consistent=True)
+    assert len(ledger.stale) == 5
     assert ledger.judge(PLAIN, STAGED).stale == tuple(ledger.stale)

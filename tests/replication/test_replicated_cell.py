@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import trio
 
+from qb.core.broker.fetching import FetchLimits
+from qb.core.broker.message_broker import MessageBroker
 from qb.core.groups.group_manager import GroupManager
-from qb.core.settings import ServerSettings
-from qb.core.wire.errors import UnknownTopic
+from qb.core.settings import ServerSettings, Settings
+from qb.core.wire.errors import ShuttingDown, UnknownTopic
 from qb.core.wire.frames import MessageType, encode_frame
 from qb.replication.journal.journal_store import Fenced, JournalLost
 from qb.replication.journal.memory_store import MemoryStore, MemoryStream
@@ -102,6 +106,48 @@ async def test_an_owner_that_was_overtaken_answers_nothing_any_more(cells: Cells
             assert receipt.calls == []
             await store(newer.log("t", 0), b"five")
     assert receipt.calls == []
+
+
+async def test_a_consistent_read_at_an_owner_that_was_overtaken_is_never_answered(cells: Cells) -> None:
+    """Whatever its clock says of its lease: here nothing keeps it from answering the other reads."""
+    first, second = await cells.node("a"), await cells.node("b")
+    broker = lambda engine: MessageBroker(engine, Settings())  # noqa: E731
+    async with cells.owner(first) as engine:
+        await engine.create_topic(Topic(topic="t"))
+        await store(engine.log("t", 0), b"one", b"two", b"three", b"four")
+        assert (await broker(engine).offsets("t", consistent=True))["next"] == 4
+        async with cells.owner(second) as newer:
+            await store(newer.log("t", 0), b"five")
+            assert (await broker(newer).offsets("t", consistent=True))["next"] == 5
+            assert (await broker(engine).offsets("t"))["next"] == 4, "stale, and the reason for what follows"
+            stale: list[object] = []
+
+            async def read(consistently: Callable[[], Awaitable[object]]) -> None:
+                with suppress(ShuttingDown):
+                    stale.append(await consistently())
+
+            async with trio.open_nursery() as reading:
+                reading.start_soon(read, lambda: broker(engine).offsets("t", consistent=True))
+                reading.start_soon(read, lambda: broker(engine).fetch("t", 0, 4, FetchLimits(consistent=True)))
+                groups = GroupManager(engine, ServerSettings())
+                reading.start_soon(read, lambda: groups.committed("readers", consistent=True))
+                await first.cell.lost.wait()
+                first.cell.abandon(RuntimeError("killed"))
+            assert stale == []
+            assert isinstance(first.cell.why, Fenced)
+
+
+async def test_reads_that_come_at_once_share_the_record_that_makes_them_consistent(cells: Cells) -> None:
+    first, second = await cells.node("a"), await cells.node("b")
+    async with cells.owner(first) as engine:
+        await engine.create_topic(Topic(topic="t"))
+        before = first.cell.applied
+        async with trio.open_nursery() as reading:
+            for _ in range(20):
+                reading.start_soon(engine.confirm_current)
+        assert 1 <= first.cell.applied - before <= 2
+        await caught_up(second, first.cell.applied)
+        assert await answers(second.cell._engine) == await answers(engine)
 
 
 async def test_a_local_directory_and_a_copy_are_not_mistaken_for_each_other(cells: Cells, tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ class Ledger:
         self.consumed: Counter[bytes] = Counter()
         self.by_relay = self.by_lines = self.reads = 0  # acks to basic peers, and as JSON lines; answers to readers
         self.stale: list[str] = []
+        self.clocks_differ = False  # only what is asked for consistently has to be current then
+        self.outdated: list[str] = []  # what was not, while clocks differed
         self.reused: list[str] = []
         self.longest_gap = 0.0  # seconds between two acks of one publisher
         self.faults: list[BaseException] = []
@@ -66,17 +68,24 @@ class Ledger:
             tuple(self.stale),
         )
 
-    def check_read(self, partition: int, acked: int, code: str, bodies: Mapping[int, bytes]) -> None:
+    def check_read(
+        self, partition: int, acked: int, code: str, bodies: Mapping[int, bytes], *, consistent: bool = False
+    ) -> None:
         """A reader asked for what had been acked before: is it in the answer?"""
         if code not in ("", "OFFSET_OUT_OF_RANGE"):
             return  # refused: the cell has no owner
         self.reads += 1
         if bodies.get(acked) != self.stored[partition, acked]:
             what = bodies.get(acked, code or "nothing")
-            self.stale.append(f"offset {acked} of partition {partition} was acked, and then read as {what!r}")
+            self._found_stale(
+                f"offset {acked} of partition {partition} was acked, and then read as {what!r}", consistent
+            )
 
-    def check_committed(self, acked: int, found: int) -> None:
+    def check_committed(self, acked: int, found: int, *, consistent: bool = False) -> None:
         """A reader asked for an offset of a group: is it what had been committed before, or more?"""
         self.reads += 1
         if found < acked:
-            self.stale.append(f"offset {acked} was committed, and then read as {found}")
+            self._found_stale(f"offset {acked} was committed, and then read as {found}", consistent)
+
+    def _found_stale(self, what: str, consistent: bool) -> None:
+        (self.outdated if self.clocks_differ and not consistent else self.stale).append(what)

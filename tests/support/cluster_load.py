@@ -196,26 +196,29 @@ class ClusterLoad:
             try:
                 with _peer(server) as peer:
                     for number in self._until_stopped():
-                        self._read_message(peer, number % PARTITIONS)
-                        self._read_offset(peer)
+                        consistent = number % 4 > 1
+                        self._read_message(peer, number % PARTITIONS, consistent)
+                        self._read_offset(peer, consistent)
                         self._stopping.wait(0.02)
             except OSError:
                 self._stopping.wait(0.05)
 
-    def _read_message(self, peer: Peer, partition: int) -> None:
+    def _read_message(self, peer: Peer, partition: int, consistent: bool) -> None:
         acked = self.ledger.newest.get(partition)
         if acked is not None:
-            answer = peer.fetch(self._plain, acked, partition, max_messages="1")
+            wanted = {"max_messages": "1"} | ({"consistent": "1"} if consistent else {})
+            answer = peer.fetch(self._plain, acked, partition, **wanted)
             found = {frame.sequence_number: frame.body for frame in stored_messages(answer.body)}
-            self.ledger.check_read(partition, acked, answer.properties.get("code", ""), found)
+            self.ledger.check_read(partition, acked, answer.properties.get("code", ""), found, consistent=consistent)
 
-    def _read_offset(self, peer: Peer) -> None:
+    def _read_offset(self, peer: Peer, consistent: bool) -> None:
         acked = self.ledger.offset
-        question = msgspec.json.encode({"group": self._group, "topic": self._plain})
+        wanted = {"group": self._group, "topic": self._plain} | ({"consistent": True} if consistent else {})
+        question = msgspec.json.encode(wanted)
         answer = peer.ask(MessageType.REQUEST, 2, question, method="committed_offsets")
         if acked and answer.properties["status"] == "success":
             found = [each["offset"] for each in msgspec.json.decode(answer.body) if each["partition"] == 0]
-            self.ledger.check_committed(acked, max(found, default=0))
+            self.ledger.check_committed(acked, max(found, default=0), consistent=consistent)
 
     def _subscribe(self) -> None:
         with self._client() as client:

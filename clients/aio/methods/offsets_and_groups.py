@@ -18,6 +18,7 @@ from qb.clients.protocol.fetch_requests import (
     FetchRequest,
     PartitionExtent,
     RawFetched,
+    consistently,
     fetched,
     milliseconds,
     portion_in,
@@ -41,6 +42,7 @@ class AsyncOffsetAndGroupMethods(AsyncClientBase):
         max_bytes: int = 1 << 20,
         max_wait: float = 0.0,
         min_bytes: int = 1,
+        consistent: bool = False,
     ) -> Fetched:
         """Pull messages of one partition, none at or past its end.
 
@@ -55,6 +57,8 @@ class AsyncOffsetAndGroupMethods(AsyncClientBase):
             max_bytes: About how many bytes to return at most.
             max_wait: Seconds to wait until there are `min_bytes`.
             min_bytes: How many bytes are worth an answer.
+            consistent: In a cluster, have the broker commit a record first: the answer has everything that was acked
+                before the call, whatever the clocks of the brokers do. It costs about as much as a publish.
 
         Returns:
             The messages, made as they are asked for; `next_offset` is where to go on.
@@ -69,13 +73,14 @@ class AsyncOffsetAndGroupMethods(AsyncClientBase):
             >>> messages = await client.fetch("orders", offset=-2)
             >>> messages = await client.fetch("orders", offset=messages.next_offset, max_wait=5)
         """
-        wanted = FetchRequest(topic, partition, offset, max_messages, max_bytes, max_wait, min_bytes)
+        wanted = FetchRequest(topic, partition, offset, max_messages, max_bytes, max_wait, min_bytes, consistent)
         deadline = now() + max_wait + self._request_timeout
-        answer = await self._read_ahead.take(wanted, deadline)
+        answer = None if consistent else await self._read_ahead.take(wanted, deadline)
         if answer is None:
             answer = await self._repeat(lambda: self._compose_fetch(wanted), deadline)
         portion = portion_in(answer, wanted)
-        await self._read_ahead.go_on(wanted, portion.next_offset)
+        if not consistent:
+            await self._read_ahead.go_on(wanted, portion.next_offset)
         return fetched(portion)
 
     async def _ask_for(self, wanted: FetchRequest | BulkFetchRequest, deadline: float) -> AsyncPendingCall:
@@ -103,12 +108,13 @@ class AsyncOffsetAndGroupMethods(AsyncClientBase):
 
         return wait
 
-    async def offsets(self, topic: str, partition: int = 0) -> PartitionExtent:
+    async def offsets(self, topic: str, partition: int = 0, consistent: bool = False) -> PartitionExtent:
         """Ask which offsets a partition holds.
 
         Args:
             topic: The topic.
             partition: The partition.
+            consistent: As in fetch().
 
         Returns:
             The first kept offset, and the next one to be given out.
@@ -117,7 +123,7 @@ class AsyncOffsetAndGroupMethods(AsyncClientBase):
             UnknownTopic: There is no such topic.
             UnknownPartition: The topic has no such partition.
         """
-        found = await self._request("offsets", topic=topic, partition=partition)
+        found = await self._request("offsets", topic=topic, partition=partition, **consistently(consistent))
         return PartitionExtent(found["first"], found["next"])
 
     async def offset_for_time(self, topic: str, partition: int, time: datetime | int) -> int:
@@ -178,12 +184,15 @@ class AsyncOffsetAndGroupMethods(AsyncClientBase):
         """
         await self._request("commit_offsets", group=group_id, offsets=list(offsets))
 
-    async def committed_offsets(self, group_id: str, topic: str | None = None) -> list[OffsetInfo]:
+    async def committed_offsets(
+        self, group_id: str, topic: str | None = None, consistent: bool = False
+    ) -> list[OffsetInfo]:
         """Return what a group has committed.
 
         Args:
             group_id: The group.
             topic: Only this topic; None returns all.
+            consistent: As in fetch().
 
         Returns:
             The next offset to handle, for each partition.
@@ -192,7 +201,7 @@ class AsyncOffsetAndGroupMethods(AsyncClientBase):
             BrokerUnavailable: There is no broker; nothing was asked.
             RequestTimedOut: The broker did not answer within `request_timeout` seconds.
         """
-        committed = await self._request("committed_offsets", group=group_id, topic=topic)
+        committed = await self._request("committed_offsets", group=group_id, topic=topic, **consistently(consistent))
         return [OffsetInfo(each) for each in committed]
 
     async def list_groups(self) -> list[GroupInfo]:

@@ -19,6 +19,7 @@ from qb.clients.protocol.fetch_requests import (
     FetchRequest,
     PartitionExtent,
     RawFetched,
+    consistently,
     fetched,
     milliseconds,
     portion_in,
@@ -42,6 +43,7 @@ class OffsetAndGroupMethods(ClientBase):
         max_bytes: int = 1 << 20,
         max_wait: float = 0.0,
         min_bytes: int = 1,
+        consistent: bool = False,
     ) -> Fetched:
         """Pull messages of one partition, none at or past its end.
 
@@ -56,6 +58,8 @@ class OffsetAndGroupMethods(ClientBase):
             max_bytes: About how many bytes to return at most.
             max_wait: Seconds to wait until there are `min_bytes`.
             min_bytes: How many bytes are worth an answer.
+            consistent: In a cluster, have the broker commit a record first: the answer has everything that was acked
+                before the call, whatever the clocks of the brokers do. It costs about as much as a publish.
 
         Returns:
             The messages, made as they are asked for; `next_offset` is where to go on.
@@ -70,13 +74,14 @@ class OffsetAndGroupMethods(ClientBase):
             >>> messages = client.fetch("orders", offset=-2)
             >>> messages = client.fetch("orders", offset=messages.next_offset, max_wait=5)
         """
-        wanted = FetchRequest(topic, partition, offset, max_messages, max_bytes, max_wait, min_bytes)
+        wanted = FetchRequest(topic, partition, offset, max_messages, max_bytes, max_wait, min_bytes, consistent)
         deadline = now() + max_wait + self._request_timeout
-        answer = self._read_ahead.take(wanted, deadline)
+        answer = None if consistent else self._read_ahead.take(wanted, deadline)
         if answer is None:
             answer = self._repeat(lambda: self._compose_fetch(wanted), deadline)
         portion = portion_in(answer, wanted)
-        self._read_ahead.go_on(wanted, portion.next_offset)
+        if not consistent:
+            self._read_ahead.go_on(wanted, portion.next_offset)
         return fetched(portion)
 
     def _ask_for(self, wanted: FetchRequest | BulkFetchRequest, deadline: float) -> PendingCall:
@@ -104,12 +109,13 @@ class OffsetAndGroupMethods(ClientBase):
 
         return wait
 
-    def offsets(self, topic: str, partition: int = 0) -> PartitionExtent:
+    def offsets(self, topic: str, partition: int = 0, consistent: bool = False) -> PartitionExtent:
         """Ask which offsets a partition holds.
 
         Args:
             topic: The topic.
             partition: The partition.
+            consistent: As in fetch().
 
         Returns:
             The first kept offset, and the next one to be given out.
@@ -118,7 +124,7 @@ class OffsetAndGroupMethods(ClientBase):
             UnknownTopic: There is no such topic.
             UnknownPartition: The topic has no such partition.
         """
-        found = self._request("offsets", topic=topic, partition=partition)
+        found = self._request("offsets", topic=topic, partition=partition, **consistently(consistent))
         return PartitionExtent(found["first"], found["next"])
 
     def offset_for_time(self, topic: str, partition: int, time: datetime | int) -> int:
@@ -179,12 +185,13 @@ class OffsetAndGroupMethods(ClientBase):
         """
         self._request("commit_offsets", group=group_id, offsets=list(offsets))
 
-    def committed_offsets(self, group_id: str, topic: str | None = None) -> list[OffsetInfo]:
+    def committed_offsets(self, group_id: str, topic: str | None = None, consistent: bool = False) -> list[OffsetInfo]:
         """Return what a group has committed.
 
         Args:
             group_id: The group.
             topic: Only this topic; None returns all.
+            consistent: As in fetch().
 
         Returns:
             The next offset to handle, for each partition.
@@ -193,7 +200,7 @@ class OffsetAndGroupMethods(ClientBase):
             BrokerUnavailable: There is no broker; nothing was asked.
             RequestTimedOut: The broker did not answer within `request_timeout` seconds.
         """
-        committed = self._request("committed_offsets", group=group_id, topic=topic)
+        committed = self._request("committed_offsets", group=group_id, topic=topic, **consistently(consistent))
         return [OffsetInfo(each) for each in committed]
 
     def list_groups(self) -> list[GroupInfo]:
