@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import select
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from time import perf_counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import trio
 
+from qb.doors.step_shares import SERVED, ActiveAccounts, StepShares
 from qb.storage.faults import keep_running
 
 log = logging.getLogger("qb.server")
@@ -24,10 +25,9 @@ log = logging.getLogger("qb.server")
 RECEIVE_BYTES = 524_288  # that are received before they are handed over
 ROOM = 262_144  # that each of several peers finds at least
 TIGHT_BYTES = 16_384  # that are received of each while peers hold as much as they may
-STEP_BYTES = 2_097_152  # received in one step; then others have their turn
+STEP_BYTES = 2_097_152  # received in one step of one account; of several it is RECEIVE_BYTES, in equal shares
 AVAILABLE = hasattr(select, "epoll")
 AT_ONCE = 256  # sockets that are read after one poll
-SERVED = 0.1  # seconds for which a peer that has spoken is being served: no sync of another one holds the event loop
 # Seconds within which a peer that publishes one message at a time is expected to send the next. With low latency the
 # event loop does not sleep at once after such a publish: waking it takes about as long as all our work on it.
 AWAKE = 0.0005
@@ -47,6 +47,15 @@ def _apart(only_one: bool) -> AbstractContextManager[None]:
 
 Take = Callable[[memoryview], None]
 Ready = Sequence[tuple[int, int]]  # descriptors and what epoll says of them
+
+
+class Attended(NamedTuple):
+    """A socket that is listened to."""
+
+    sock: socket.socket
+    take: Take
+    portion: int
+    account: Hashable
 
 
 class SocketPoll:
@@ -72,16 +81,19 @@ class SocketPoll:
         self._check = check
         self._speaker = -1  # the descriptor of the peer that spoke last
         self._others_spoke = perf_counter()  # when another one did
-        self._attended: dict[int, tuple[socket.socket, Take, int]] = {}
-        self._behind: list[tuple[int, int]] = []  # ready when others had brought enough for a step
+        self._accounts = ActiveAccounts()
+        self._attended: dict[int, Attended] = {}
+        self._behind: list[tuple[int, int]] = []  # ready when enough for a step, or for their account, had been brought
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
 
-    def add(self, sock: socket.socket, take: Take, portion: int = 0) -> None:
+    def add(self, sock: socket.socket, take: Take, portion: int = 0, account: Hashable = None) -> None:
         """Hand what the socket brings to `take`, which must neither raise nor keep it; empty: the peer has gone.
 
-        At most `portion` bytes are received at a time; 0: as many as there is room for.
+        At most `portion` bytes are received at a time; 0: as many as there is room for. All sockets of an `account`
+        together have one share of a step; None: this one has its own.
         """
-        self._attended[sock.fileno()] = sock, take, portion
+        number = sock.fileno()
+        self._attended[number] = Attended(sock, take, portion, number if account is None else account)
         self._epoll.register(sock, select.EPOLLIN | select.EPOLLRDHUP)
 
     def remove(self, sock: socket.socket) -> None:
@@ -126,28 +138,37 @@ class SocketPoll:
         with self._commit_step(perf_counter() - self._others_spoke > SERVED) as step:
             left = STEP_BYTES
             while ready and left > 0:
-                taken = self._take(ready, left)
+                shares = self._shares(ready)
+                taken = self._take(ready, left if shares is None else RECEIVE_BYTES, shares)
                 left -= taken
                 # A peer that sends much has more on its way: what arrives in one step is committed in one batch.
-                ready = self._epoll.poll(0, AT_ONCE) if taken >= ROOM else ()
+                ready = self._epoll.poll(0, AT_ONCE) if taken >= ROOM and shares is None else ()
         return step is not None and step.at_once
 
-    def _take(self, ready: Ready, enough: int) -> int:
+    def _shares(self, ready: Ready) -> StepShares | None:
+        """Return how these share the step; None: only one account is being served."""
+        accounts = {self._attended[number].account for number, _ in ready if number in self._attended}
+        now = perf_counter()
+        for account in accounts:
+            self._accounts.heard(account, now)
+        return None if self._accounts.is_alone(now) else StepShares(RECEIVE_BYTES, len(accounts) or 1)
+
+    def _take(self, ready: Ready, enough: int, shares: StepShares | None) -> int:
         """Receive what these bring and hand it over; returns how many bytes.
 
-        When that is enough, those behind come first the next time.
+        When that is enough, those behind come first the next time, and so do those whose account has had its share.
         """
         taken, rest = 0, iter(ready)
-        for received in self._received(rest):
+        for received in self._received(rest, shares):
             for number, data in received:
                 taken += len(data)
                 if attended := self._attended.get(number):  # one before it may have ended it
                     try:
-                        attended[1](data)
+                        attended.take(data)
                     except Exception:  # what was received of the others must still reach them
-                        self._end(attended[0])
+                        self._end(attended.sock)
             if taken >= enough:
-                self._behind = list(rest)
+                self._behind += rest
                 break
         return taken
 
@@ -158,16 +179,30 @@ class SocketPoll:
         with suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
 
-    def _received(self, ready: Iterator[tuple[int, int]]) -> Iterator[list[tuple[int, memoryview]]]:
+    def _received(
+        self, ready: Iterator[tuple[int, int]], shares: StepShares | None
+    ) -> Iterator[list[tuple[int, memoryview]]]:
         """Yield what has come, as much at a time as there is room for."""
         received: list[tuple[int, memoryview]] = []
         room = self._buffer
-        most = TIGHT_BYTES if self._is_tight() else 0
-        for number, _ in ready:
+        tight = TIGHT_BYTES if self._is_tight() else 0
+        for each in ready:
+            number = each[0]
             attended = self._attended.get(number)
-            size = None if attended is None else receive_into(attended[0], room, most or attended[2])
+            if attended is None:
+                continue
+            most = tight or attended.portion
+            if shares is not None:
+                share = shares.left(attended.account)
+                if not share:
+                    self._behind.append(each)
+                    continue
+                most = min(most, share) if most else share
+            size = receive_into(attended.sock, room, most)
             if size is None:
                 continue
+            if shares is not None:
+                shares.take(attended.account, size)
             received.append((number, room[:size]))
             room = room[size:]
             if len(room) < ROOM:

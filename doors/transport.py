@@ -141,7 +141,7 @@ class Transport:
 
         while wants_more:
             await self._hold_reading(pace)
-            if not await _Listening(self._socket, paced, poll, pace.portion).last():
+            if not await _Listening(self._socket, paced, poll, pace).last():
                 return False
         return True
 
@@ -306,10 +306,10 @@ class _Listening:
     """A session that listens to its socket until it must wait for something."""
 
     def __init__(
-        self, sock: socket.socket, take: Callable[[memoryview], bool], poll: SocketPoll, portion: int = 0
+        self, sock: socket.socket, take: Callable[[memoryview], bool], poll: SocketPoll, pace: Pace | None = None
     ) -> None:
-        """`portion`: how many bytes to read at a time; 0: as many as there are."""
-        self._portion = portion
+        self._portion = 0 if pace is None else pace.portion
+        self._account = None if pace is None else pace.allowances[0]
         self._socket = sock
         self._take = take
         self._poll = poll
@@ -319,7 +319,7 @@ class _Listening:
 
     async def last(self) -> bool:
         """Listen; returns whether the peer is still there. Raises what the listener raised."""
-        self._poll.add(self._socket, self._received, self._portion)
+        self._poll.add(self._socket, self._received, self._portion, self._account)
         try:
             await self._over.wait()
         finally:

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from qb.doors import socket_poll as readiness
+from qb.doors import step_shares
 from qb.doors.socket_poll import SocketPoll
 from qb.doors.transport import Transport
 
@@ -218,16 +219,63 @@ async def test_a_peer_that_sends_much_is_read_until_it_is_silent_or_has_had_its_
 
 async def test_many_who_send_much_share_a_step_and_each_has_its_turn(nursery, pair, monkeypatch):
     steps = small_steps(monkeypatch, 2000)
+    monkeypatch.setattr(step_shares, "LEAST_SHARE", 100)
     ready, pairs = SocketPoll(steps.commit_step), [pair() for _ in range(5)]
     for number, (ours, theirs) in enumerate(pairs):
-        ready.add(ours, lambda data, number=number: steps.called(str(number)))
-        theirs.send(bytes(4_000))
+        ready.add(ours, lambda data, number=number: steps.called(f"{number}:{len(data)}"))
+        theirs.send(bytes(800))
     nursery.start_soon(ready.run)
     await until_quiet()
-    assert {len(names) for _, names in steps.calls} == {2}
-    seen = [int(name) for _, names in steps.calls for name in names]
-    assert sorted(seen) == sorted([*range(5)] * 4)
-    assert all(set(range(5)) <= set(seen[at : at + 9]) for at in range(6)), "none has to wait for long"
+    assert [sorted(names) for _, names in steps.calls] == [[f"{number}:200" for number in range(5)]] * 4
+    nursery.cancel_scope.cancel()
+
+
+async def test_beside_others_a_peer_brings_at_most_one_filling_of_the_buffer_in_a_step(nursery, pair, monkeypatch):
+    clock, steps = Clock(monkeypatch), small_steps(monkeypatch, 5000)
+    monkeypatch.setattr(step_shares, "LEAST_SHARE", 100)
+    ready, pairs = SocketPoll(steps.commit_step), {name: pair() for name in ("noisy", "quiet")}
+    for name, (ours, _) in pairs.items():
+        ready.add(ours, lambda data, name=name: steps.called(f"{name}:{len(data)}"))
+    nursery.start_soon(ready.run)
+
+    async def steps_of(sent: dict[str, int]) -> list[list[str]]:
+        steps.calls.clear()
+        for name, size in sent.items():
+            pairs[name][1].send(bytes(size))
+        await until_quiet()
+        return [sorted(names) for _, names in steps.calls]
+
+    assert await steps_of({"noisy": 3000}) == [["noisy:1000"] * 3], "it is alone"
+    assert await steps_of({"noisy": 2000, "quiet": 10}) == [
+        ["noisy:500", "quiet:10"],
+        ["noisy:1000"],
+        ["noisy:500"],
+    ]
+    clock.now += readiness.SERVED / 2
+    assert await steps_of({"noisy": 3000}) == [["noisy:1000"]] * 3, "another one has just been served"
+    clock.now += readiness.SERVED * 1.1
+    assert await steps_of({"noisy": 3000}) == [["noisy:1000"] * 3]
+    nursery.cancel_scope.cancel()
+
+
+async def test_all_connections_of_an_account_have_one_share_of_a_step_and_each_has_its_turn(nursery, pair, monkeypatch):
+    steps = small_steps(monkeypatch, 5000)
+    ready = SocketPoll(steps.commit_step)
+    for number in range(3):
+        ours, theirs = pair()
+        ready.add(ours, lambda data, number=number: steps.called(f"noisy-{number}:{len(data)}"), account="noisy")
+        theirs.send(bytes(2000))
+    ours, theirs = pair()
+    ready.add(ours, lambda data: steps.called(f"quiet:{len(data)}"), account="quiet")
+    theirs.send(bytes(10))
+    monkeypatch.setattr(step_shares, "LEAST_SHARE", 500)
+    nursery.start_soon(ready.run)
+    await until_quiet()
+    brought = [names for _, names in steps.calls]
+    assert "quiet:10" in brought[0]
+    assert all(sum(int(name.partition(":")[2]) for name in names if "noisy" in name) <= 1000 for names in brought)
+    turns = [name.partition(":")[0] for names in brought for name in names if "noisy" in name]
+    assert set(turns[:3]) == {"noisy-0", "noisy-1", "noisy-2"}, "none has to wait for long"
     nursery.cancel_scope.cancel()
 
 
