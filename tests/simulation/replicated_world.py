@@ -208,6 +208,8 @@ class ReplicatedWorld(World):
     async def take_over(self, member: CellMember) -> bool:
         """Let a broker own the cell, as when it has the lease; returns whether it does."""
         assert member.life is not None
+        if not member.is_alive or member is self.owner:  # it gets no lease, or has it
+            return member.is_alive
         self.disturb(f"{member.name} takes over")
         self.network.end_all()  # the lease of the owner before is over: it answers nothing
         self.owner, life = member, member.life
