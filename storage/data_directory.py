@@ -13,7 +13,7 @@ from qb.storage.topic_directories import TopicDirectories
 
 FORMAT = "qb-storage"
 WITH_SQLITE, VERSION = 1, 2  # the formats that are read; the last one is written
-WITHOUT_METADATA = (
+WITHOUT_DATABASE = (
     "restore it from a backup; or start a broker with a new data directory, stop it, and move the directories of the "
     "topics there: they are adopted, without subscriptions, offsets and transactions"
 )
@@ -45,7 +45,7 @@ def _migrate(data_dir: Path) -> None:
     """
     entries = read_database(data_dir / DATABASE)
     if entries is None and _has_topics(data_dir):
-        raise CannotOpen(f"{data_dir} has topics, but {DATABASE} is missing or empty: {WITHOUT_METADATA}")
+        raise CannotOpen(f"{data_dir} has topics, but {DATABASE} is missing or empty: {WITHOUT_DATABASE}")
     make_directory(data_dir / DIRECTORY)
     create_log(data_dir / DIRECTORY, entries or {})
 
@@ -65,7 +65,7 @@ def read_metadata(data_dir: Path) -> Entries:
     if check_format(data_dir / "format") == WITH_SQLITE:
         entries = read_copy(data_dir / DATABASE)
         if entries is None:
-            raise CannotOpen(f"{data_dir / DATABASE} is missing or empty: {WITHOUT_METADATA}")
+            raise CannotOpen(f"{data_dir / DATABASE} is missing or empty: {WITHOUT_DATABASE}")
         return entries
     check_metadata(data_dir)
     return read_newest(data_dir / DIRECTORY).entries
@@ -74,7 +74,10 @@ def read_metadata(data_dir: Path) -> Entries:
 def check_metadata(data_dir: Path) -> None:
     """Raises CannotOpen if there is neither a metadata log nor its copy."""
     if not log_paths(data_dir / DIRECTORY):
-        raise CannotOpen(f"{data_dir / DIRECTORY} has no metadata: {WITHOUT_METADATA}")
+        raise CannotOpen(
+            f"{data_dir / DIRECTORY} has no metadata: restore it from a backup, or see what it costs to go on without: "
+            f"qb repair {data_dir}"
+        )
 
 
 def _begin(data_dir: Path) -> None:

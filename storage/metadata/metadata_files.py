@@ -92,7 +92,7 @@ def read_newest(directory: Path) -> MetadataContents:
 def _is_misnamed(path: Path) -> bool:
     """Say whether the log or its copy stands there alone and is, as its first record says, another file."""
     found = [each for each in (path, copy_of(path)) if each.is_file()]
-    with _Records(found[0]) as file:
+    with Records(found[0]) as file:
         try:
             return len(found) == 1 and file.record(0).number != int(path.name[:20])
         except BadRecord:
@@ -105,7 +105,7 @@ def read_log(path: Path) -> MetadataContents:
     A record that the log does not have at its place is read from the copy: it was durable in the log before it was
     written there.
     """
-    with _Records(path) as log, _Records(copy_of(path)) as copy:
+    with Records(path) as log, Records(copy_of(path)) as copy:
         entries: Entries = {}
         before: MetadataRecord | None = None
         position = snapshot_size = copied = 0
@@ -138,9 +138,15 @@ def read_log(path: Path) -> MetadataContents:
     return MetadataContents(path, entries, before.end, *proved)
 
 
-def _from_copy(
-    log: _Records, copy: _Records, position: int, before: MetadataRecord | None, path: Path
-) -> MetadataRecord:
+def record_at(log: Records, copy: Records, position: int, before: MetadataRecord | None, path: Path) -> MetadataRecord:
+    """Return the record that stands there in the log, in its copy, or in both together. Raises BadRecord."""
+    try:
+        return log.follower(position, before, path)
+    except BadRecord:
+        return _from_copy(log, copy, position, before, path)
+
+
+def _from_copy(log: Records, copy: Records, position: int, before: MetadataRecord | None, path: Path) -> MetadataRecord:
     """Return the record that the log does not have there. Raises BadRecord."""
     try:
         return copy.follower(position, before, path)
@@ -154,7 +160,7 @@ def _from_copy(
         raise bad
 
 
-class _Records:
+class Records:
     """A file of records; one that is missing has none."""
 
     def __init__(self, path: Path) -> None:
@@ -162,7 +168,7 @@ class _Records:
         self._file: BinaryIO = path.open("rb", buffering=1024 * 1024) if self.exists else BytesIO()
         self.size = path.stat().st_size if self.exists else 0
 
-    def __enter__(self) -> _Records:
+    def __enter__(self) -> Records:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -191,7 +197,7 @@ class _Records:
 
 
 def _torn_tail(
-    log: _Records, copy: _Records, path: Path, position: int, before: MetadataRecord | None, bad: BadRecord
+    log: Records, copy: Records, path: Path, position: int, before: MetadataRecord | None, bad: BadRecord
 ) -> int:
     """Return how many bytes of a half-written record stand at the end. Raises LogDamaged if it is no tear."""
     tail = log.tail(position)

@@ -211,14 +211,16 @@ def check_order(before: MetadataRecord | None, record: MetadataRecord, first_num
 
 def holds_later_record(tail: bytes, number: int) -> bool:
     """Say whether a whole record after the one of this number stands in the bytes: then they are no torn tail."""
+    return any(record.number > number for _, record in whole_records(tail))
+
+
+def whole_records(tail: bytes) -> Iterator[tuple[int, MetadataRecord]]:
+    """Yield where in the bytes whole records stand, whatever lies between them."""
     view, hit = memoryview(tail), tail.find(_KIND_STARTS)
     while hit >= 0:
         start = hit - 4  # the length comes before the kind
-        try:
+        with suppress(BadRecord):
             length = length_of(tail[start : start + HEAD.size]) if start >= 0 else 0
-            if length and decode_record(view[start : start + length]).number > number:
-                return True
-        except BadRecord:
-            pass
+            if length:
+                yield start, decode_record(view[start : start + length])
         hit = tail.find(_KIND_STARTS, hit + 1)
-    return False

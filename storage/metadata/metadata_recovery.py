@@ -46,7 +46,8 @@ def recover_metadata(files: OpenFiles, data_dir: Path, ends: Mapping[str, LogEnd
         remove_proof(data_dir)
         log = MetadataLog(files, contents, syncs=ends is None)
     except LogDamaged as damage:
-        raise CannotOpen(f"{damage}. Nothing was changed; restore {damage.file} from a backup") from damage
+        what = f"restore {damage.file} from a backup, or see what it costs to go on without: qb repair {data_dir}"
+        raise CannotOpen(f"{damage}. Nothing was changed; {what}") from damage
     except OSError as error:
         raise CannotOpen(f"{data_dir / DIRECTORY} cannot be opened: {error.strerror}") from error
     return RecoveredMetadata(log, contents.entries, [*notes, *_notes_on(contents)], proof or {})

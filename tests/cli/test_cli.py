@@ -320,6 +320,38 @@ def test_verify_proves_a_whole_directory_and_lists_what_it_cannot_prove(broker: 
     assert json.loads(report.out)["findings"][0]["file"] == str(log)
 
 
+def test_repair_says_what_is_lost_changes_nothing_until_it_is_asked_to_and_then_the_broker_starts(
+    broker: BrokerProcess, offline: Run
+) -> None:
+    with BrokerClient(port=broker.port) as client:
+        client.create_topic("t")
+        client.create_subscription("billing", "t")
+        client.create_subscription("mail", "t")  # behind it: a last change would be a torn tail
+        client.publish("t", b"hello")
+    in_use = offline("repair", str(broker.data_dir))
+    assert in_use.code == 1
+    assert "is in use by another process" in in_use.err
+    broker.kill()
+    data_dir = str(broker.data_dir)
+    for path in broker.data_dir.glob("metadata*/*.log"):
+        path.write_bytes(path.read_bytes().replace(b"subscription/billing", b"subscription/bilking"))
+    before = {path: path.read_bytes() for path in broker.data_dir.rglob("*.log")}
+    asked = offline("repair", data_dir)
+    assert (asked.code, asked.err) == (1, "")
+    assert "subscription/bilking" in asked.out
+    assert asked.out.rstrip().endswith(f"qb repair {data_dir} --yes")
+    assert {path: path.read_bytes() for path in broker.data_dir.rglob("*.log")} == before
+    done = offline("repair", data_dir, "--yes", "--json")
+    assert done.code == 0
+    assert json.loads(done.out)["plan"]["legible"] == ["subscription/bilking"]
+    assert offline("verify", data_dir).code == 0
+    assert "nothing is to be repaired" in offline("repair", data_dir).out
+    broker.start()
+    with BrokerClient(port=broker.port) as client:
+        assert client.offsets("t").next == 1
+        assert [each["subscription_id"] for each in client.list_subscriptions()] == ["mail"]
+
+
 def test_verify_of_no_directory_is_refused(offline: Run, tmp_path: Path) -> None:
     done = offline("verify", str(tmp_path / "missing"))
     assert (done.code, done.out) == (1, "")
