@@ -176,6 +176,8 @@ class LocalEngine:
             self._keep(topic, parts[topic.topic])
             if not any(part.damage for part in parts[topic.topic]):
                 self._extents.adopt(topic.topic, self._kept[topic.topic].logs)
+                for partition, part in enumerate(parts[topic.topic]):
+                    self._extents.mark(topic.topic, partition, part.marks)
         notes += [*notes_on(parts), *self._recover_stages()]
         self._ends = {}  # from now on logs may be written
         found = [part for its in parts.values() for part in its]
@@ -194,7 +196,8 @@ class LocalEngine:
     def _recover_log(self, topic: str, partition: int) -> RecoveredLog:
         directory = self._directories.partition(topic, partition)
         end = self._ends.get(self._proof_key(directory))
-        found = recover(self._files, directory, end, self._extents.of(topic, partition))
+        extent, marks = self._extents.of(topic, partition), self._extents.marks(topic, partition)
+        found = recover(self._files, directory, end, extent, marks)
         if found.missing and not found.damage:
             self._extents.mend(topic, partition, found.segments[-1].next_offset)
         return found

@@ -22,7 +22,7 @@ from qb.storage.data_directory import VERSION, check_format, check_metadata
 from qb.storage.engine import Topic
 from qb.storage.files import CannotOpen, OpenFiles, create_file, datasync, make_directory, sync_directory
 from qb.storage.log.log_extents import KEY as EXTENT
-from qb.storage.log.log_extents import UNKNOWN
+from qb.storage.log.log_extents import MARKS, UNKNOWN
 from qb.storage.log.log_recovery import base_offsets
 from qb.storage.log.sealed_batches import BadBatch, walk
 from qb.storage.log.segment import reader, segment_name
@@ -39,17 +39,17 @@ ASIDE = "metadata-damaged-"
 TOPIC = "topic/"
 # What keys begin with, what they are about, and what an older value of one would mean.
 MEANINGS = {
-    "topic": "topics, which may have been changed or deleted since, or have more partitions",
-    "subscription": "subscriptions, which may have been changed or deleted since",
-    "cursor": "positions of subscriptions: what was acked since may be delivered again",
-    "dead": "dead letters of subscriptions: some may be listed that were settled, or not be listed",
-    "offset": "offsets of groups: what was committed since may be read again",
-    "group": "groups, which may have been deleted since",
-    "transaction": "transactions: one committed since may be visible in part, or be stored again when it is repeated",
-    "stage": "open stages, which may have been committed or ended since",
+    "topic": "topics (they may have been changed or deleted since, or have more partitions)",
+    "subscription": "subscriptions (they may have been changed or deleted since)",
+    "cursor": "positions of subscriptions (what was acked since may be delivered again)",
+    "dead": "dead letters of subscriptions (some may be listed that were settled, or not be listed)",
+    "offset": "offsets of groups (what was committed since may be read again)",
+    "group": "groups (they may have been deleted since)",
+    "transaction": "transactions (one committed since may be visible in part, or be stored again when it is repeated)",
+    "stage": "open stages (they may have been committed or ended since)",
     "owner": "owners of transactions",
-    "producers": "the key of producers",
-    "groups": "the generation of groups",
+    "producers": "producers",
+    "groups": "groups as a whole",
 }
 
 
@@ -185,7 +185,7 @@ def _has_messages(directory: Path) -> bool:
 def _forget_beginnings(entries: Entries, doubtful: Iterable[str]) -> None:
     """Believe the files of logs where they begin: what retention has dropped may have been noted in what is lost."""
     for key in doubtful:
-        if key.startswith(EXTENT):
+        if key.startswith(EXTENT) and not key.endswith(MARKS):
             _, following = msgspec.json.decode(entries[key].data)
             entries[key] = StoredValue(msgspec.json.encode((UNKNOWN.first, following)), entries[key].version + 1)
 

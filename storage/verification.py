@@ -18,11 +18,11 @@ from qb.storage.data_directory import VERSION, check_format, check_metadata, rea
 from qb.storage.files import CannotOpen
 from qb.storage.log.log_ends import NAME as LOG_ENDS
 from qb.storage.log.log_ends import NotedEnd, ends_notes, identity_of, read_ends
-from qb.storage.log.log_extents import UNKNOWN, LogExtent, dropped_segments, key_of
+from qb.storage.log.log_extents import MARKS, UNKNOWN, LogExtent, dropped_segments, key_of, marks_in
 from qb.storage.log.log_recovery import base_offsets, check_stop
 from qb.storage.log.sealed_batches import BadBatch, SealedBatch, find_seal, walk
 from qb.storage.log.segment import add_to_index, reader, segment_name
-from qb.storage.log.segment_identity import check_identity
+from qb.storage.log.segment_identity import SegmentMark, check_identity
 from qb.storage.log.segment_index import ENTRY, IndexEntries
 from qb.storage.metadata.metadata_files import DIRECTORY as METADATA
 from qb.storage.metadata.metadata_files import copy_of, read_newest
@@ -30,6 +30,7 @@ from qb.storage.metadata.metadata_records import Entries
 from qb.storage.metadata.metadata_recovery import READ_FROM_COPY, checked, notes_on_end, torn_text
 from qb.storage.metadata.noted_record import NAME as METADATA_END
 from qb.storage.metadata.sqlite_migration import DATABASE
+from qb.storage.stages.stage_file import other_stage
 from qb.storage.stages.stage_file import walk as walk_stage
 from qb.storage.stages.stage_store import NOTED, end_text, missing_stages, proof_key
 from qb.storage.topic_directories import TopicDirectories
@@ -90,7 +91,9 @@ def verify(data_dir: str | Path) -> VerifyReport:
             noted = LogExtent(*msgspec.json.decode(extent.data)) if extent else UNKNOWN
             identity = identity_of(topic, partition, created_ms.get(topic, 0))
             at_once = found_ends.ends.get(identity, NotedEnd())
-            _Partition(report, directory, stopped, noted.up_to(at_once)).prove()
+            marked = entries.get(key_of(topic, f"{partition}{MARKS}"))
+            marks = marks_in(msgspec.json.decode(marked.data)) if marked else {}
+            _Partition(report, directory, stopped, noted.up_to(at_once), marks).prove()
     begun = {key.removeprefix(NOTED) for key in entries if key.startswith(NOTED)}
     for path in sorted((root / "staged").glob("*.log")):
         _prove_stage(report, path, path.stem in begun, (ends or {}).get(proof_key(path)))
@@ -157,6 +160,8 @@ def _prove_stage(report: VerifyReport, path: Path, begun: bool, stopped: LogEnd 
         found = LogEnd(0, 0)
         try:
             for record in walk_stage(reader(fd), 0, size):
+                if not found.size and (other := other_stage(record, path)):
+                    report.findings.append(Finding(str(path), 0, other))
                 found = LogEnd(record.end, record.first + record.count)
         except BadBatch as bad:
             rest = reader(fd)(bad.position, size - bad.position)
@@ -176,9 +181,17 @@ def _prove_stage(report: VerifyReport, path: Path, begun: bool, stopped: LogEnd 
 class _Partition:
     """One partition under proof."""
 
-    def __init__(self, report: VerifyReport, directory: Path, stopped: LogEnd | None, extent: LogExtent) -> None:
+    def __init__(
+        self,
+        report: VerifyReport,
+        directory: Path,
+        stopped: LogEnd | None,
+        extent: LogExtent,
+        marks: Mapping[int, SegmentMark],
+    ) -> None:
         self._report = report
         self._extent = extent  # what it has at least
+        self._marks = marks  # of segments that do not say whose they are
         self._stopped = stopped  # where the last clean stop left it
         self._directory = directory
         self._first_base = 0
@@ -209,7 +222,7 @@ class _Partition:
         fd = os.open(log, os.O_RDONLY)
         try:
             size = os.fstat(fd).st_size
-            self._check(partial(check_identity, reader(fd), log, self._directory))
+            self._check(partial(check_identity, reader(fd), log, self._directory, self._marks))
             entries, end = self._prove_log(fd, log, size, base, following)
         finally:
             os.close(fd)
@@ -248,7 +261,7 @@ class _Partition:
             self._check(partial(check_stop, log, LogEnd(position, offset), self._stopped))
         return entries.encode(), offset
 
-    def _check(self, check: Callable[[], None]) -> None:
+    def _check(self, check: Callable[[], object]) -> None:
         """Report what a check that raises LogDamaged finds."""
         try:
             check()

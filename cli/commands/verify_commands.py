@@ -76,7 +76,7 @@ def _planned(planned: MetadataRepair) -> list[str]:
     lines.append(f"of the metadata {planned.kept:,} values are known")
     for kind, keys in planned.doubtful.items():
         names = [key.partition("/")[2] for key in keys]
-        lines.append(f"in doubt: {len(keys)} {MEANINGS[kind]}: {_listed(names)}")
+        lines.append(f"in doubt, {MEANINGS[kind]}: {_listed(names)}")
     if planned.legible:
         lines.append(f"readable in the damaged bytes, which proves nothing: {_listed(planned.legible)}")
     lines += [f"topic {each}" for each in planned.topics]

@@ -55,6 +55,9 @@ class CopyExtents(LogExtents):
     def adopt(self, topic: str, logs: object) -> None:
         pass
 
+    def mark(self, topic: str, partition: int, found: object) -> None:
+        pass
+
 
 class AppliedChanges(NamedTuple):
     """A record of changes with the files that come and go with it."""

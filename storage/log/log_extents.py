@@ -19,8 +19,10 @@ import trio
 from qb.core.wire.errors import LogDamaged
 from qb.storage.engine import Metadata
 from qb.storage.log.log_ends import LogEnds, NotedEnd, ends_notes, identity_of
+from qb.storage.log.segment_identity import SegmentMark
 
 KEY = "log/"
+MARKS = "/marks"  # behind the key of a log: of its segments that do not say whose they are
 INTERVAL = 1.0  # seconds between two rounds of notes
 AT_ONCE = 1_000  # logs in one round
 
@@ -83,6 +85,11 @@ def key_of(topic: str, partition: int | str = "") -> str:
     return f"{KEY}{topic}/{partition}"
 
 
+def marks_in(value: Iterable[Sequence[int]]) -> dict[int, SegmentMark]:
+    """Return the marks in a value of the metadata, by the offset that their segment begins with."""
+    return {mark[0]: SegmentMark(*mark) for mark in value}
+
+
 class LogExtents:
     """Notes where logs begin and end. Belongs to the event loop."""
 
@@ -97,6 +104,16 @@ class LogExtents:
         entry = self._metadata.get(key_of(topic, partition)) or self._metadata.get(key_of(topic))
         noted = LogExtent(*entry.value) if entry else UNKNOWN
         return noted.up_to(self._ends.of(self._identity(topic, partition))) if self._ends else noted
+
+    def marks(self, topic: str, partition: int) -> dict[int, SegmentMark]:
+        """Return the marks of segments of a log that do not say themselves whose they are."""
+        entry = self._metadata.get(key_of(topic, f"{partition}{MARKS}"))
+        return marks_in(entry.value) if entry else {}
+
+    def mark(self, topic: str, partition: int, found: Sequence[SegmentMark]) -> None:
+        """Have noted with the next write how such segments begin, unless that is noted already."""
+        if {mark.base: mark for mark in found} != self.marks(topic, partition):
+            self._metadata.put_soon(key_of(topic, f"{partition}{MARKS}"), found or None)
 
     def notes(self, data_dir: Path) -> list[str]:
         """Return what an operator should know of the notes that a start found."""

@@ -20,8 +20,10 @@ from qb.storage.log.log_extents import UNKNOWN, LogExtent, dropped_segments
 from qb.storage.log.producer_ranges import ProducerRanges
 from qb.storage.log.sealed_batches import DATA, SEAL, SEAL_HEAD, BadBatch, find_seal, walk
 from qb.storage.log.segment import Segment, add_to_index, reader
-from qb.storage.log.segment_identity import check_identity
+from qb.storage.log.segment_identity import SegmentMark, check_identity, mark_of
 from qb.storage.log.segment_index import ENTRY, IndexEntries
+
+NOTHING_MARKED: Mapping[int, SegmentMark] = {}
 
 
 class RecoveredLog(msgspec.Struct):
@@ -35,12 +37,20 @@ class RecoveredLog(msgspec.Struct):
     missing: str | None = None  # the sentence about a last batch that is not there
     damage: LogDamaged | None = None
     first_offset: int = 0  # what lies before it was dropped, though its segment may be there
+    marks: list[SegmentMark] = []  # of segments that do not say whose they are
 
 
-def recover(files: OpenFiles, directory: Path, end: LogEnd | None = None, extent: LogExtent = UNKNOWN) -> RecoveredLog:
+def recover(
+    files: OpenFiles,
+    directory: Path,
+    end: LogEnd | None = None,
+    extent: LogExtent = UNKNOWN,
+    marks: Mapping[int, SegmentMark] = NOTHING_MARKED,
+) -> RecoveredLog:
     """Open a partition: prove its newest segment, cut a torn tail, mend indexes. Blocks. Raises OSError.
 
-    `end` is where a clean stop left the log: then nothing of it can be torn. `extent` is what it has at least.
+    `end` is where a clean stop left the log: then nothing of it can be torn. `extent` is what it has at least. `marks`
+    are those of segments that do not say whose they are.
     """
     found = RecoveredLog()
     try:
@@ -54,10 +64,10 @@ def recover(files: OpenFiles, directory: Path, end: LogEnd | None = None, extent
         extent.check_first(str(directory), found.segments[0].base_offset)
         unfinished = _take_unfinished(found, extent)
         for segment, following in pairwise(found.segments):
-            _open_closed(found, segment, following.base_offset)
+            _open_closed(found, segment, following.base_offset, marks)
         must_end = unfinished.base_offset if unfinished else None
         newest = found.segments[-1]
-        _open_newest(found, newest, must_end, end, extent)
+        _open_newest(found, newest, must_end, end, extent, marks)
         found.missing = extent.missing_text(newest.log_path, newest.next_offset)
         for segment in (*dropped, *([unfinished] if unfinished else [])):
             segment.delete()
@@ -136,12 +146,17 @@ def _is_begun(segment: Segment) -> bool:
 
 
 def _open_newest(
-    found: RecoveredLog, segment: Segment, must_end: int | None, stopped: LogEnd | None, extent: LogExtent
+    found: RecoveredLog,
+    segment: Segment,
+    must_end: int | None,
+    stopped: LogEnd | None,
+    extent: LogExtent,
+    marks: Mapping[int, SegmentMark],
 ) -> None:
     """Walk the newest segment; one that was being followed by another has no tear, since all of it was durable."""
     entries = IndexEntries()
     with segment.open() as fd:
-        check_identity(reader(fd), segment.log_path, segment.directory)
+        says_whose = check_identity(reader(fd), segment.log_path, segment.directory, marks)
         end = os.fstat(fd).st_size
         try:
             for batch in walk(reader(fd), 0, end, segment.base_offset):
@@ -156,6 +171,9 @@ def _open_newest(
         if stopped is not None:
             check_stop(segment.log_path, LogEnd(segment.size, segment.next_offset), stopped)
         _sync(segment, fd)
+        if not says_whose:
+            base = segment.base_offset
+            found.marks.append(mark_of(reader(fd), base, segment.size, marks.get(base)))
     if not segment.size:
         raise LogDamaged(segment.log_path, 0, "the segment is empty")
     if must_end is not None:
@@ -193,10 +211,12 @@ def check_stop(log: str, found: LogEnd, stopped: LogEnd) -> None:
         raise LogDamaged(log, found.size, what)
 
 
-def _open_closed(found: RecoveredLog, segment: Segment, next_base: int) -> None:
+def _open_closed(found: RecoveredLog, segment: Segment, next_base: int, marks: Mapping[int, SegmentMark]) -> None:
     """Open a segment that ends where the next one begins; walk it only if its index does not lead to its end."""
     with segment.open() as fd:
-        check_identity(reader(fd), segment.log_path, segment.directory)
+        if not check_identity(reader(fd), segment.log_path, segment.directory, marks):
+            base = segment.base_offset
+            found.marks.append(mark_of(reader(fd), base, os.fstat(fd).st_size, marks.get(base)))
         if _ends_well(segment, fd, next_base):
             return
         entries = IndexEntries()

@@ -123,6 +123,12 @@ def _next_record(view: memoryview, position: int, first: int | None) -> StageRec
     return StageRecord(before, count, view[:total], position + end)
 
 
+def other_stage(head: StageRecord, path: Path) -> str | None:
+    """Return what is wrong with a file whose first record says that it is of another stage."""
+    said = head.properties.get("stage", path.stem)
+    return None if said == path.stem else f"it is the file of stage {said}, under a wrong name"
+
+
 class StageFile:
     """The file of one stage."""
 
@@ -153,6 +159,8 @@ class StageFile:
                 for record in walk(reader(fd), 0, end):
                     if head is None:
                         head = record.properties
+                        if other := other_stage(record, Path(self.path)):
+                            raise OSError(errno.EIO, other)
                     else:
                         counts[record.where] = counts.get(record.where, 0) + record.count
                     newest.append((record.first, size))

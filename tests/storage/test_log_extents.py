@@ -15,7 +15,7 @@ from qb.storage.local_engine import LocalEngine
 from qb.storage.log import segment
 from qb.storage.log.log_extents import LogExtent, key_of
 from qb.storage.verification import verify
-from tests.support.stores import everything, logs, open_engine, opened, running, store
+from tests.support.stores import everything, logs, open_engine, opened, partition, running, store
 
 BODIES = [b"%d" % number for number in range(6)]
 
@@ -234,16 +234,58 @@ async def test_a_closed_segment_of_another_log_is_found_at_the_start(tmp_path: P
     assert "it is a segment of another partition" in damage_of(tmp_path)
 
 
-async def test_a_segment_that_does_not_say_whose_it_is_is_believed(
+async def as_by_older_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill t/0 and t/1 with segments of equal offsets that do not say whose they are, and kill the broker."""
+    with monkeypatch.context() as patch:
+        patch.setattr(segment, "identity_of", lambda _: ProducerRange(1, 0, 0, 0))
+        async with killed(tmp_path) as engine:
+            await engine.add_partitions("t", 2)
+            for number in range(len(BODIES)):
+                await store(engine.log("t", 1), b"other %d" % number)
+
+
+def swapped(tmp_path: Path, number: int) -> None:
+    one, two = (sorted(partition(tmp_path, number=each).glob("*.log"))[number] for each in (0, 1))
+    data = one.read_bytes()
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(data)
+
+
+async def test_segments_that_do_not_say_whose_they_are_are_believed_once_and_marked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(segment, "identity_of", lambda _: ProducerRange(1, 0, 0, 0))  # as brokers before this
-        async with killed(tmp_path):
-            pass
+    await as_by_older_broker(tmp_path, monkeypatch)
     assert verify(tmp_path / "data").findings == []
+    for _ in range(2):
+        async with opened(tmp_path) as engine:
+            assert await everything(engine.log("t", 0)) == BODIES
+    assert verify(tmp_path / "data").findings == []
+
+
+@pytest.mark.parametrize("number", [0, 2, -1])
+async def test_a_swap_of_segments_that_do_not_say_whose_they_are_is_found_after_the_first_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    await as_by_older_broker(tmp_path, monkeypatch)
+    async with opened(tmp_path):
+        pass
+    remove_proof(tmp_path / "data")
+    swapped(tmp_path, number)
+    assert any("does not begin as when it was marked" in each.what for each in verify(tmp_path / "data").findings)
+    assert "does not begin as when it was marked" in damage_of(tmp_path)
+
+
+async def test_marks_go_with_their_topic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await as_by_older_broker(tmp_path, monkeypatch)
     async with opened(tmp_path) as engine:
-        assert await everything(engine.log("t", 0)) == BODIES
+        await engine.metadata.flush()
+        assert engine.metadata.get(key_of("t", "0/marks"))
+        await engine.delete_topic("t")
+        assert engine.metadata.under(key_of("t")) == {}
+    async with opened(tmp_path) as engine:
+        await store(engine.log("t", 0), b"new")
+    async with opened(tmp_path) as engine:
+        assert await everything(engine.log("t", 0)) == [b"new"]
 
 
 @pytest.mark.parametrize("number", [0, 5])

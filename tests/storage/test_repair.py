@@ -19,8 +19,7 @@ from qb.storage.metadata.metadata_files import copy_of, read_log, read_newest
 from qb.storage.metadata.metadata_records import MetadataRecord, decode_changes, whole_records
 from qb.storage.metadata.metadata_recovery import recover_metadata
 from qb.storage.verification import verify
-from tests.storage.metadata.test_metadata_copy import flip
-from tests.support.stores import edit_metadata, everything, metadata_log, open_engine, opened, running, store
+from tests.support.stores import edit_metadata, everything, flip, metadata_log, open_engine, opened, running, store
 
 KEYS = {"subscription/s": {"topic": "t"}, "offset/g/t/0": {"offset": 50}, "group/g/t": [1, "ä"], "offset/g/t/1": 7}
 

@@ -205,6 +205,25 @@ async def test_a_begun_stage_whose_file_is_missing_or_has_no_head_is_named_and_r
         assert (path.read_bytes() if path.exists() else None) == content
 
 
+@pytest.mark.parametrize("transaction", ["x", "y"])
+async def test_the_file_of_another_stage_is_found_after_a_kill_and_cannot_be_committed(
+    tmp_path: Path, transaction: str
+) -> None:
+    async with opened(tmp_path) as engine:
+        stage, other = await engine.begin_stage("x", None), await engine.begin_stage(transaction, None)
+        await put(stage, T0, b"a")
+        await put(other, T0, b"b")
+    remove_proof(tmp_path / "data")
+    path = file_of(tmp_path, stage)
+    path.write_bytes(file_of(tmp_path, other).read_bytes())
+    assert [finding.file for finding in verify(tmp_path / "data").findings] == [str(path)]
+    async with running(open_engine(tmp_path)) as engine:
+        assert engine.stages()[stage.stage_id].transaction == "x"
+        assert isinstance(engine.stages()[stage.stage_id].failure, LogDamaged)
+        assert engine.stages()[other.stage_id].failure is None
+        assert any("under a wrong name" in note for note in engine.recovery.notes)
+
+
 async def test_an_ended_stage_is_not_missed(tmp_path: Path) -> None:
     async with opened(tmp_path) as engine:
         stage = await engine.begin_stage("x", None)

@@ -158,6 +158,13 @@ def edit_metadata(data_dir: Path, values: Mapping[str, Any | None]) -> None:
     files.close()
 
 
+def flip(path: Path, at: int) -> None:
+    """Flip one bit of a byte."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1 << at % 8
+    path.write_bytes(data)
+
+
 def as_killed(data_dir: Path) -> None:
     """Take away what only a clean stop leaves: the proof of where its logs ended."""
     (data_dir / "clean-stop").unlink()

@@ -19,7 +19,7 @@ from qb.storage.metadata import metadata_log as metadata_log_module
 from qb.storage.metadata.metadata_files import copy_of, read_log, read_newest
 from qb.storage.metadata.metadata_recovery import recover_metadata
 from qb.storage.verification import verify
-from tests.support.stores import metadata_log, open_engine, opened, running
+from tests.support.stores import flip, metadata_log, open_engine, opened, running
 
 KEYS = {"subscription/s": {"topic": "t"}, "offset/g/t/0": {"offset": 50}, "group": [1, None, "ä"], "last": 1}
 Damaging = Callable[[Path], Any]
@@ -56,12 +56,6 @@ def recovered(data_dir: Path) -> tuple[dict[str, Any], list[str]]:
 def put_back(data_dir: Path, whole: Path) -> None:
     shutil.rmtree(data_dir)
     shutil.copytree(whole, data_dir)
-
-
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1 << at % 8
-    path.write_bytes(data)
 
 
 def test_a_flip_anywhere_in_the_log_loses_nothing_and_is_named_with_its_place(data_dir: Path, tmp_path: Path) -> None:
