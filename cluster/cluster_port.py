@@ -93,8 +93,12 @@ class ClusterPort:
                     given = True
         except (RelayRefused, ClusterTlsFailed) as error:
             log.warning("refused a connection to the cluster port: %s", error)
-        except OSError:
+        except trio.TooSlowError:
+            log.warning("refused a connection to the cluster port: it did not say who it is within a few seconds")
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             pass
+        except Exception:  # what one connection says ends no broker
+            log.exception("a connection to the cluster port ended by a fault of ours")
         finally:
             if not given:
                 trio.lowlevel.notify_closing(sock)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import ssl
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 import trio
 import trustme
 
+from qb.cluster import cluster_port
 from qb.cluster.cluster_port import dial
 from qb.cluster.cluster_tls import ClusterTls, cluster_tls
 from qb.cluster.relays.relay_protocol import RelayPreamble, encode_data, encode_preamble
@@ -106,6 +109,25 @@ async def test_a_preamble_is_believed_only_from_a_peer_with_a_certificate_of_the
             assert await said_to(pair.cluster_address, stranger, data) == b""
         assert json.loads(await said_to(pair.cluster_address, cluster_tls(certificates("ours")), data))["ok"]
     assert sum("no certificate of the cluster" in text for text in caplog.messages) == 3
+
+
+async def test_a_peer_that_does_not_finish_what_it_begins_is_closed_and_relays_go_on(
+    tmp_path: Path, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_port, "PREAMBLE_SECONDS", 0.2)
+    ours = cluster_tls(certificates("ours"))
+    with trio.fail_after(60):
+        async with opened_pair(tmp_path, cluster=certificates("ours")) as pair:
+            for tls, said in ((None, b"\x16"), (ours, PREAMBLE[:5])):
+                async with await dial(pair.cluster_address, tls) as stream:
+                    await stream.send_all(said)
+                    assert not await stream.receive_some(1)
+            for said in (b"\x16", b"\x16\x03\x01" + bytes(100)):  # and one that is reset in the midst of it
+                async with await dial(pair.cluster_address, None) as plain:
+                    assert isinstance(plain, trio.SocketStream)
+                    await plain.send_all(said)
+                    plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            assert json.loads(await said_to(pair.cluster_address, ours, PREAMBLE + encode_data(LINE)))["ok"]
 
 
 @pytest.mark.parametrize("encrypted", [False, True])

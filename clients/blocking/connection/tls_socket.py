@@ -44,7 +44,7 @@ class TlsSocket(socket.socket):
                 self._flush()
             data = super().recv(RECEIVE_SIZE)
             if not data:
-                raise EOFError
+                raise ConnectionResetError("closed in the TLS handshake")
             self._received.write(data)
 
     @property
