@@ -22,6 +22,8 @@ from qb.cluster.owner_watch import owner_refuses, watch_owner
 from qb.cluster.process_end import begin_anew, end, leave_token, left_token
 from qb.cluster.relays.relayed_peers import RelayedPeers
 from qb.cluster.roles import RoleEvent
+from qb.core.broker.user_registry import watch_users
+from qb.core.rights.log_ins import LogIns
 from qb.core.settings import Settings
 from qb.core.wire.addresses import BrokerAddress
 from qb.doors.listening import ListeningDoor, listen
@@ -64,9 +66,13 @@ class CellNode:
         cluster_listeners: Sequence[socket.socket],
         stop: trio.Event,
         serve: Serve,
+        log_ins: LogIns,
         tls: ServerTls | None = None,
     ) -> None:
-        """`listening` are the doors, which are open at once. Raises OSError with words for the operator."""
+        """`listening` are the doors, which are open at once; `log_ins` are the broker's too, when it serves.
+
+        Raises OSError with words for the operator.
+        """
         cluster = settings.cluster
         address = cluster.advertise or str(_reachable(listening[0].listeners[0], ""))
         cluster_address = str(_reachable(cluster_listeners[0], cluster.advertise))
@@ -90,8 +96,8 @@ class CellNode:
             nats_monitors(cluster),
             cluster.scrub_rate,
         )
-        self._doors = FollowerDoors(settings, listening, self.view, tls)
-        self.users = self._doors.users  # whom it answers as a follower; an owner has users of its own
+        self._users = log_ins.users
+        self._doors = FollowerDoors(settings, listening, self.view, log_ins, tls)
 
     # The tree of tasks
 
@@ -143,6 +149,8 @@ class CellNode:
             except JournalLost as error:
                 self._lose(error)
             nursery.cancel_scope.cancel()
+        if cell is not None:
+            watch_users(cell.metadata, self._users)
         self.view.copy = self.view.scrub.cell = cell
         return cell
 

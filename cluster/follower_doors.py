@@ -15,9 +15,9 @@ from qb.cluster.cluster_tls import cluster_tls
 from qb.cluster.redirected_session import RedirectedSession, first_frame, redirects
 from qb.cluster.relays.relay import RelayedConversation
 from qb.cluster.relays.relay_protocol import RelayPreamble
-from qb.core.rights.known_users import KnownUsers
+from qb.core.rights.log_ins import LogIns
 from qb.core.settings import Settings
-from qb.core.wire.errors import BrokerError, CellLost, NotOwner, TooManyConnections
+from qb.core.wire.errors import BrokerError, CellLost, NotOwner, TooManyConnections, Unauthenticated
 from qb.doors.binary.replies import refusal as frame_refusal
 from qb.doors.connection_limits import ConnectionSlot
 from qb.doors.http.requests.http_errors import raw_response
@@ -46,12 +46,17 @@ class FollowerDoors:
     """Accepts peers until it is cancelled; those that are passed on stay until the cell has another owner."""
 
     def __init__(
-        self, settings: Settings, listening: Sequence[ListeningDoor], view: CellView, tls: ServerTls | None
+        self,
+        settings: Settings,
+        listening: Sequence[ListeningDoor],
+        view: CellView,
+        log_ins: LogIns,
+        tls: ServerTls | None,
     ) -> None:
         self._settings, self._listening, self._view, self._tls = settings, listening, view, tls
         self._limits = limits_of(settings)
         self._dial = partial(dial, tls=cluster_tls(settings.cluster))
-        self.users = KnownUsers(settings.security.users_file)
+        self.log_ins = log_ins
         self._relays: dict[trio.CancelScope, int] = {}  # and the epochs of their owners
 
     async def run(self, sessions: trio.Nursery) -> None:
@@ -118,7 +123,13 @@ class FollowerDoors:
         return self._settings.server.max_message_size
 
     async def relay(self, peer: Transport, door: str, host: str, port: int, first: bytes) -> None:
-        """Pass a peer on to the owner. Raises NotOwner if there is none that answers, CellLost."""
+        """Pass a peer on to the owner, who checks its rights.
+
+        Raises NotOwner if there is none that answers, CellLost, and Unauthenticated if this broker must have users and
+        its copy of the cell has none: the owner may be one that is open to its own machine.
+        """
+        if self.log_ins.users.admits_no_peer and not self._view.lost:
+            raise Unauthenticated("this broker does not know the users of its cell yet, or it has none")
         owner = await self._view.wait_for(self._view.owner, OWNER_WITHIN) if not self._view.lost else None
         if owner is None:
             raise self._view.refusal()
@@ -158,7 +169,7 @@ class FollowerSession:
             nursery.start_soon(self._transport.send_queued)
             try:
                 await serve()
-            except (NotOwner, CellLost) as error:
+            except (NotOwner, CellLost, Unauthenticated) as error:
                 self._transport.send(self._refuse(error))
             await self._transport.wait_for_room(0)
             await self._transport.linger()
@@ -168,7 +179,8 @@ class FollowerSession:
         said, hello = await first_frame(self._transport)
         if hello is not None and redirects(hello):
             doors = self._doors
-            await RedirectedSession(doors.view, doors.users, self._transport, doors.max_message_size).run(said)
+            about = self._transport, f"{self.host}:{self._port}", doors.max_message_size
+            await RedirectedSession(doors.view, doors.log_ins, *about).run(said)
         elif said:
             await self._relay(said)
 

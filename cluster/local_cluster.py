@@ -7,9 +7,11 @@ import ctypes
 import json
 import logging
 import os
+import shlex
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import sysconfig
@@ -18,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from qb.cluster.local_security import OPEN, LocalSecurity, secured
 from qb.core.wire.errors import BrokerError
 from qb.core.wire.frames import MessageType, decode_frame, encode_frame, frame_length
 from qb.storage.files import CannotOpen
@@ -28,6 +31,7 @@ HOST = "127.0.0.1"
 READY_WITHIN = 60.0  # seconds until a broker owns the cell
 STOP_WITHIN = 20.0  # seconds for each kind of process to end; then it is killed
 RESTART_AFTER = 1.0  # seconds before a process that has ended by itself is started again
+ENVIRONMENT = "client.env"  # for a shell to read
 LOOK = 0.1  # seconds between two looks at the processes
 _PR_SET_PDEATHSIG = 1
 REFUSALS = ("BAD_REQUEST", "UNAUTHENTICATED")  # of a HELLO without TLS, or without a token
@@ -55,6 +59,11 @@ def _parser() -> argparse.ArgumentParser:
         help="port of the first broker's binary door, the others follow; "
         "+10 JSON lines, +20 HTTP, +30 between brokers, +40 to +60 NATS",
     )
+    parser.add_argument(
+        "--secure",
+        action="store_true",
+        help="with TLS and users: certificates and the token of a first operator are made in the data directory",
+    )
     return parser
 
 
@@ -68,8 +77,9 @@ def main(argv: Sequence[str], program: Sequence[str]) -> int:
     try:
         directory = known.data_dir.resolve()
         directory.mkdir(parents=True, exist_ok=True)
-        cluster = LocalCluster(directory, plan(known.nodes, directory, known.base_port, program, passed_on))
-        return cluster.run()
+        security = secured(directory, HOST) if known.secure else OPEN
+        planned = plan(known.nodes, directory, known.base_port, program, passed_on, security)
+        return LocalCluster(directory, planned, security).run()
     except (OSError, CannotOpen) as error:
         print(f"qb-server cluster: {error}", file=sys.stderr)
         return 1
@@ -79,18 +89,24 @@ def main(argv: Sequence[str], program: Sequence[str]) -> int:
 
 
 def plan(
-    nodes: int, directory: Path, base_port: int, program: Sequence[str], passed_on: Sequence[str]
+    nodes: int,
+    directory: Path,
+    base_port: int,
+    program: Sequence[str],
+    passed_on: Sequence[str],
+    security: LocalSecurity = OPEN,
 ) -> list[ChildProcess]:
     """Return the processes, the NATS servers first; their configurations are written. Raises CannotOpen, OSError."""
     numbers = range(1, nodes + 1)
     nats = nats_program()
+    tls = "s" if security.nats else ""
     urls = [f"nats://{HOST}:{base_port + 39 + number}" for number in numbers]
     routes = [f"nats://{HOST}:{base_port + 49 + number}" for number in numbers]
     found = []
-    monitors = [f"http://{HOST}:{base_port + 59 + number}" for number in numbers]
+    monitors = [f"http{tls}://{HOST}:{base_port + 59 + number}" for number in numbers]
     for number, url, route, monitor in zip(numbers, urls, routes, monitors, strict=True):
         configuration = directory / f"nats-{number}.conf"
-        configuration.write_text(_nats_configuration(number, directory, url, route, routes, monitor))
+        configuration.write_text(_nats_configuration(number, directory, url, route, routes, monitor, security.nats))
         addresses = {"clients": url, "routes": route, "monitor": monitor}
         found.append(ChildProcess(f"nats-{number}", "nats", [nats, "-c", str(configuration)], addresses))
     for number in numbers:
@@ -98,6 +114,7 @@ def plan(
         addresses = {door: f"{HOST}:{base_port + more + number - 1}" for door, more in ports.items()}
         flags = _broker_flags(number, directory, addresses, urls)
         flags |= {"--nats-replicas": str(min(nodes, 3)), "--nats-monitors": ",".join(monitors)}
+        flags |= security.broker_flags
         command = [*program, *(word for flag in flags.items() for word in flag), *passed_on]
         found.append(ChildProcess(f"broker-{number}", "broker", command, addresses))
     return found
@@ -119,13 +136,16 @@ def _broker_flags(number: int, directory: Path, addresses: dict[str, str], urls:
     }
 
 
-def _nats_configuration(number: int, directory: Path, url: str, route: str, routes: Sequence[str], monitor: str) -> str:
+def _nats_configuration(
+    number: int, directory: Path, url: str, route: str, routes: Sequence[str], monitor: str, tls: str
+) -> str:
     """Return the configuration of one NATS server: every write is synced before it is answered."""
     others = ", ".join(f'"{each}"' for each in routes)
-    cluster = f'cluster {{ name: qb, listen: "{route.removeprefix("nats://")}", routes: [{others}] }}\n'
+    cluster = f'cluster {{ name: qb, listen: "{route.removeprefix("nats://")}", routes: [{others}]\n{tls} }}\n'
+    scheme, _, address = monitor.partition("://")
     return (
         f'server_name: nats-{number}\nlisten: "{url.removeprefix("nats://")}"\n'
-        f'http: "{monitor.removeprefix("http://")}"\n'
+        f'{scheme}: "{address}"\n{tls}\n'
         f'jetstream {{ store_dir: "{directory}/nats-{number}", sync_interval: always }}\n'
         f"{cluster if len(routes) > 1 else ''}"
     )
@@ -146,8 +166,8 @@ def nats_program() -> str:
 class LocalCluster:
     """Starts the processes, starts again what ends by itself, and ends all of them."""
 
-    def __init__(self, directory: Path, planned: Sequence[ChildProcess]) -> None:
-        self._directory, self._planned = directory, planned
+    def __init__(self, directory: Path, planned: Sequence[ChildProcess], security: LocalSecurity = OPEN) -> None:
+        self._directory, self._planned, self._security = directory, planned, security
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._due: dict[str, float] = {}  # when one that has ended is started again
         self._stopping = False
@@ -213,18 +233,27 @@ class LocalCluster:
         written.replace(self._directory / "cluster.json")
 
     def _servers(self) -> list[str]:
-        return [child.addresses["frames"] for child in self._planned if child.role == "broker"]
+        scheme = "qbs://" if self._security.client else ""
+        return [scheme + child.addresses["frames"] for child in self._planned if child.role == "broker"]
+
+    def _write_environment(self) -> None:
+        """Write what a shell reads so that clients find the cluster, and log in."""
+        wanted = {"QB_SERVERS": ",".join(self._servers()), **self._security.client}
+        lines = [f"export {name}={shlex.quote(value)}\n" for name, value in wanted.items()]
+        (self._directory / ENVIRONMENT).write_text("".join(lines))
 
     def _greet_when_ready(self) -> None:
         """Print where everything is, once a broker owns the cell. Raises CannotOpen."""
         deadline = time.monotonic() + READY_WITHIN
-        while not self._stopping and not any(map(knows_owner, self._servers())):
+        self._write_environment()
+        while not self._stopping and not any(knows_owner(each, self._security.context) for each in self._servers()):
             if time.monotonic() > deadline:
                 raise CannotOpen(f"no broker owns the cell after {READY_WITHIN:g} s; see {self._directory}/*.log")
             self._look()
             time.sleep(LOOK)
         if not self._stopping:
             print(f"QB cluster: QB_SERVERS={','.join(self._servers())}", flush=True)
+            print(f"in another terminal: . {shlex.quote(str(self._directory / ENVIRONMENT))}", flush=True)
             print(f"processes in {self._directory}/cluster.json, logs beside it; Ctrl-C ends all of them", flush=True)
 
     def _end(self) -> None:
@@ -253,14 +282,15 @@ def _reason(code: int) -> str:
     return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
 
-def knows_owner(address: str) -> bool:
+def knows_owner(address: str, context: ssl.SSLContext | None = None) -> bool:
     """Say whether a broker owns its cell, or knows which one does. Takes at most two seconds.
 
-    One that wants TLS or a token is taken to be ready when it says so.
+    One that wants TLS (without a `context`) or a token is taken to be ready when it says so.
     """
-    host, _, port = address.rpartition(":")
+    host, _, port = address.removeprefix("qbs://").rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), 1.0) as sock:
+        plain = socket.create_connection((host, int(port)), 1.0)
+        with context.wrap_socket(plain, server_hostname=host) if context is not None else plain as sock:
             sock.sendall(encode_frame(MessageType.HELLO, 1, 0, {"protocol": "1", "features": "redirect"}))
             said = b""
             while len(said) < 4 or len(said) < frame_length(said):

@@ -9,9 +9,10 @@ import msgspec
 import trio
 
 from qb.cluster.cell_view import CellView
-from qb.core.rights.known_users import KnownUsers
+from qb.core.rights.known_users import LoggedIn
+from qb.core.rights.log_ins import LogIns
 from qb.core.wire.clock import now_ms
-from qb.core.wire.errors import BrokerError, Forbidden, Unauthenticated
+from qb.core.wire.errors import REPLIES, BrokerError, Forbidden, Unauthenticated
 from qb.core.wire.frames import LENGTH_AND_TYPE, PROBE, Frame, MessageType, decode_frame, encode_frame
 from qb.doors.binary.replies import refusal, success
 from qb.doors.binary.server_connection import InflatedPortion, PublishRun, RefusedFrame, ServerConnection, StageFrame
@@ -19,7 +20,6 @@ from qb.doors.transport import Transport
 
 MOST_HELLO = 131_072  # bytes of a HELLO that is looked into
 OWNER_WITHIN = 0.5  # seconds for which the answer waits for an owner
-WRONG_TOKEN = 1.0  # seconds for which the answer waits, so that tokens cannot be tried out quickly
 IDLE = 60.0  # seconds that such a peer may be silent
 
 
@@ -77,16 +77,26 @@ OWN_METHODS: Mapping[str, Callable[[CellView, bytes], Awaitable[dict[str, Any]]]
 }  # which a broker answers whether it owns the cell or not
 
 
-class RedirectedSession:
+class RedirectedSession(LoggedIn):
     """From HELLO to the end of the connection."""
 
-    def __init__(self, view: CellView, users: KnownUsers, peer: Transport, max_message_size: int) -> None:
-        self._view, self._users, self._peer = view, users, peer
-        self._principal = users.without_token(peer.common_name)
+    def __init__(self, view: CellView, log_ins: LogIns, peer: Transport, address: str, max_message_size: int) -> None:
+        self._view, self._log_ins, self._peer, self._address = view, log_ins, peer, address
+        super().__init__(log_ins.users.without_token(peer.common_name))
         self._connection = ServerConnection(max_message_size)
+        self._scope = trio.CancelScope()
+        self.changed = self._scope.cancel
+        log_ins.users.watch(self)
 
     async def run(self, said: bytes) -> None:
-        """Answer what has come and what comes. Returns when the peer has gone, is silent, or cannot be understood."""
+        """Answer what has come and what comes.
+
+        Returns when the peer has gone, is silent, cannot be understood, or its user has changed.
+        """
+        with self._scope:
+            await self._run(said)
+
+    async def _run(self, said: bytes) -> None:
         data: bytes = said
         while data:
             self._connection.receive(data)
@@ -116,21 +126,49 @@ class RedirectedSession:
             if frame.sequence_number != PROBE:
                 self._peer.send(encode_frame(MessageType.HEARTBEAT, frame.sequence_number, now_ms()))
         elif frame.type == MessageType.REQUEST and (own := OWN_METHODS.get(frame.properties.get("method", ""))):
-            if not self._principal.is_admin:
-                self._peer.send(refusal(frame.sequence_number, Forbidden("this needs the right admin:*")))
-                return
-            self._peer.send(success(frame, body=msgspec.json.encode(await own(self._view, frame.body))))
+            await self._answer_itself(frame, own)
         else:
-            await self._log_in(frame)
+            self._log_in(frame)
             if not self._view.lost:
                 await self._view.wait_for(self._view.owner, OWNER_WITHIN)
             self._peer.send(refusal(frame.sequence_number, self._view.refusal()))
 
-    async def _log_in(self, frame: Frame) -> None:
-        """Be the user of a token in HELLO. One that is nobody's is for the owner to refuse."""
-        if not self._users.enabled or frame.type != MessageType.HELLO or "token" not in frame.properties:
+    async def _answer_itself(self, frame: Frame, own: Callable[[CellView, bytes], Awaitable[dict[str, Any]]]) -> None:
+        method = frame.properties["method"]
+        if wait := self._log_ins.pace.wait(self._host, trio.current_time()):
+            await trio.sleep(wait)
+        if self._log_ins.users.enabled and not self.principal.is_admin:
+            refused = Unauthenticated if self.principal.is_stranger else Forbidden
+            known = "this broker does not know the users of its cell yet" if self._log_ins.users.admits_no_peer else ""
+            error = refused(known or "this needs the right admin:*; log in by `token` in HELLO")
+            self._note(method, REPLIES[type(error)].code)
+            self._peer.send(refusal(frame.sequence_number, error))
+            if refused is Unauthenticated:
+                self._scope.cancel()
+            return
+        self._note(method, "allowed")
+        self._peer.send(success(frame, body=msgspec.json.encode(await own(self._view, frame.body))))
+
+    @property
+    def _host(self) -> str:
+        return self._address.rpartition(":")[0]
+
+    def _log_in(self, frame: Frame) -> None:
+        """Be the user of a token in HELLO. One that is of no user is for the owner to refuse.
+
+        What is answered to HELLO does not depend on it, so a peer that is sent to the owner need not wait here.
+        """
+        users = self._log_ins.users
+        if not users.enabled or frame.type != MessageType.HELLO or "token" not in frame.properties:
             return
         try:
-            self._principal = self._users.with_token(frame.properties["token"])
+            self.principal = users.with_token(frame.properties["token"])
         except Unauthenticated:
-            await trio.sleep(WRONG_TOKEN)
+            self._log_ins.pace.failed(self._host, trio.current_time())
+            self._note("log in", "UNAUTHENTICATED")
+        else:
+            self._note("log in", "ok")
+
+    def _note(self, action: str, outcome: str) -> None:
+        if self._log_ins.users.enabled:
+            self._log_ins.audit.note(self.principal.name, self._address, "frames", action, [], outcome)

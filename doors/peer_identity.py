@@ -34,8 +34,8 @@ class PeerIdentity(LoggedIn):
         self._pace: Pace | None = None  # None: there are no users, so there are no quotas
         self._is_counted = False  # is this connection counted as one of its user's?
         super().__init__(self._access.users.without_token(self._common_name))
+        self._access.users.watch(self)
         if self.restricts:
-            self._access.users.watch(self)
             self._pace = transport.pace = Pace(self._access.users.of_address(self._host))
             if self._common_name is not None:
                 is_known = self.principal.certificate is not None

@@ -295,6 +295,12 @@ class Metadata(Protocol):
     def under(self, prefix: str) -> Mapping[str, MetadataEntry]:
         """Return every entry whose key starts with `prefix`, sorted by key."""
 
+    def watch(self, prefix: str, changed: Callable[[Mapping[str, Any | None]], None]) -> None:
+        """Call `changed` with all values under a prefix, now, and with those that have changed (None: gone) later.
+
+        It is called in the step in which a change becomes durable, before its writer goes on; it must not raise.
+        """
+
     async def put(self, key: str, value: Any, *, expected: int | None = None) -> int:
         """Store durably and return the new version. Raises VersionConflict if `expected` (0: absent) is not it."""
 

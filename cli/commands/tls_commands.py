@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
+from pathlib import Path
 
 from qb.cli.terminal.command import Command, CommandFailed, Outcome
+from qb.core.rights.development_certificates import NoCertificates, make_certificates
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,29 +19,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _make_dev(args: argparse.Namespace) -> Outcome:
     try:
-        import trustme
-    except ImportError:
-        raise CommandFailed("this needs the package trustme: pip install 'qb-broker[tls]'") from None
-    authority = trustme.CA(organization_name="QB development")
-    issued = authority.issue_cert(*args.name)
-    files = {
-        "ca.pem": authority.cert_pem.bytes(),
-        "cert.pem": b"".join(blob.bytes() for blob in issued.cert_chain_pems),
-        "key.pem": issued.private_key_pem.bytes(),
-    }
-    if args.client:
-        client = authority.issue_cert(common_name=args.client)
-        files["client-cert.pem"] = b"".join(blob.bytes() for blob in client.cert_chain_pems)
-        files["client-key.pem"] = client.private_key_pem.bytes()
-    os.makedirs(args.dir, mode=0o700, exist_ok=True)
-    taken = [name for name in files if os.path.exists(os.path.join(args.dir, name))]
-    if taken:
-        raise CommandFailed(f"{args.dir} has {', '.join(taken)} already: remove them, or choose another --dir")
-    for name, data in files.items():
-        with open(os.open(os.path.join(args.dir, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
+        files = make_certificates(Path(args.dir), args.name, args.client or "")
+    except NoCertificates as error:
+        raise CommandFailed(str(error)) from None
     use = f"QB_TLS_CERT={args.dir}/cert.pem QB_TLS_KEY={args.dir}/key.pem; clients: QB_CA_FILE={args.dir}/ca.pem"
-    return Outcome({"dir": args.dir, "files": list(files)}, f"made {', '.join(files)} in {args.dir}\nthe broker: {use}")
+    return Outcome({"dir": args.dir, "files": files}, f"made {', '.join(files)} in {args.dir}\nthe broker: {use}")
 
 
 COMMANDS = (

@@ -45,6 +45,7 @@ READ_ONLY_METHODS = frozenset(
         "list_subscriptions",
         "list_topics",
         "list_transactions",
+        "list_users",
         "offsets",
         "server_info",
         "show_transaction",

@@ -15,13 +15,15 @@ from qb.core.broker.producer_secrets import ProducerSecrets
 from qb.core.broker.producers import Producers
 from qb.core.broker.storage_use import StorageUse
 from qb.core.broker.topic_registry import TopicRegistry
+from qb.core.broker.user_registry import UserRegistry, watch_users
 from qb.core.groups.group_manager import GroupManager
 from qb.core.push.subscription_manager import SubscriptionManager
 from qb.core.rights.access import Access
 from qb.core.rights.audit import Audit
 from qb.core.rights.known_users import KnownUsers
+from qb.core.rights.log_ins import LogIns
 from qb.core.rights.owners import Owners
-from qb.core.settings import Settings
+from qb.core.settings import SecuritySettings, Settings
 from qb.core.transactions.transaction_manager import TransactionManager
 from qb.core.wire.errors import BadRequest, ShuttingDown
 from qb.core.wire.version import __version__
@@ -34,12 +36,22 @@ OWNERS = "owner/"  # where the owners of transactions are kept in the metadata
 class MessageBroker:
     """The parts of one broker. Doors use `topics`, `appends`, `subscriptions`, `groups`, `transactions`, fetch()."""
 
-    def __init__(self, engine: Engine, settings: Settings, ownership: Ownership | None = None) -> None:
-        """`ownership`: of a broker of a cluster."""
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        ownership: Ownership | None = None,
+        log_ins: LogIns | None = None,
+    ) -> None:
+        """`ownership` and `log_ins`: of a broker of a cluster, which has users also while it follows."""
         self.engine = engine
         self.ownership = ownership
         self.settings = settings
-        users = KnownUsers(settings.security.users_file)
+        self.log_ins = log_ins or log_ins_of(settings.security)
+        users = self.log_ins.users
+        if log_ins is None and not users.are_from_file:
+            watch_users(engine.metadata, users)
+        self.users = UserRegistry(engine.metadata, users)
         self.storage_use = StorageUse(engine, users)
         self.appends = AppendService(engine, settings.server, self._ensure_topic, self.storage_use)
         # First: it holds what readers may not see yet.
@@ -53,7 +65,7 @@ class MessageBroker:
         self.topics = TopicRegistry(
             engine, settings.server, self.subscriptions, self.groups, self.appends.topic_deleted, users
         )
-        self.access = Access(users, self._owners(), Audit(settings.security.audit_file), self._topic_of)
+        self.access = Access(self.log_ins, self._owners(), self._topic_of)
         self.metrics = BrokerMetrics()
         self.connections = 0
         self.draining = False
@@ -154,3 +166,9 @@ class MessageBroker:
         """Raises ShuttingDown once the broker drains."""
         if self.draining:
             raise ShuttingDown("the broker is shutting down")
+
+
+def log_ins_of(security: SecuritySettings) -> LogIns:
+    """Return who may log in, as far as the settings say. Raises UsersFileError, OSError."""
+    users = KnownUsers(security.users_file, is_closed=bool(security.first_users_file))
+    return LogIns(users, Audit(security.audit_file))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from qb.core.rights.audit import Audit
-from qb.core.rights.known_users import KnownUsers
-from qb.core.rights.log_in_pace import LogInPace
+from qb.core.rights.log_ins import LogIns
 from qb.core.rights.needs import Needs, Owned, TopicOf, check
 from qb.core.rights.owners import Owners
 from qb.core.rights.principals import Principal
@@ -16,9 +14,9 @@ from qb.core.wire.errors import REPLIES, BrokerError
 class Access:
     """The users, their failed log-ins, what belongs to them, and the audit."""
 
-    def __init__(self, users: KnownUsers, owners: Owners, audit: Audit, topic_of: TopicOf) -> None:
-        self.users, self.owners, self.audit = users, owners, audit
-        self.log_ins = LogInPace()
+    def __init__(self, log_ins: LogIns, owners: Owners, topic_of: TopicOf) -> None:
+        self.users, self.audit, self.log_ins = log_ins.users, log_ins.audit, log_ins.pace
+        self.owners = owners
         self._topic_of = topic_of
 
     def check(self, principal: Principal, needs: Needs, arguments: object, about: tuple[str, str, str]) -> None:

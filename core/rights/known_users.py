@@ -31,21 +31,39 @@ class LoggedIn:
 
 
 class KnownUsers:
-    """The users of a broker. Without any, each peer is UNRESTRICTED.
+    """The users of a broker. Without any, each peer is UNRESTRICTED; once there are users, that never comes back.
 
-    They come from a file. What decides here does not know that: replace() takes users from anywhere.
+    They come from a file, or from the metadata: then replace() is called with them.
     """
 
-    def __init__(self, path: str = "", known: UsersFile | None = None) -> None:
-        """Raises UsersFileError if there is a file and it cannot be used."""
+    def __init__(self, path: str = "", known: UsersFile | None = None, *, is_closed: bool = False) -> None:
+        """`is_closed`: no peer is UNRESTRICTED, even while no users are known.
+
+        Raises UsersFileError if there is a file and it cannot be used.
+        """
         self._path = path
-        self.enabled = bool(path) or known is not None  # are there users at all?
+        self.enabled = bool(path) or known is not None or is_closed  # are there users at all?
         self._known = UsersFile({})
         self.limits_storage = False  # is there a user with a limit on what its topics hold?
         self._connections: WeakSet[LoggedIn] = WeakSet()
         self._allowances: WeakValueDictionary[str, Allowance] = WeakValueDictionary()
         self._recent: OrderedDict[str, Allowance] = OrderedDict()  # so that a new connection is no new allowance
         self.replace(read_users(path) if path else known or UsersFile({}))
+
+    @property
+    def known(self) -> UsersFile:
+        """The users in force."""
+        return self._known
+
+    @property
+    def are_from_file(self) -> bool:
+        """Does a file say who they are?"""
+        return bool(self._path)
+
+    @property
+    def admits_no_peer(self) -> bool:
+        """Must peers be users, and none are known?"""
+        return self.enabled and not self._known.users
 
     def reload(self) -> int:
         """Read the file again, as replace() does, and return how many users there are.
@@ -59,6 +77,7 @@ class KnownUsers:
     def replace(self, known: UsersFile) -> None:
         """Have these users from now on. Connections of users that have changed are notified."""
         self._known = known
+        self.enabled = self.enabled or bool(known.users)
         self.limits_storage = any(user.quotas.storage is not None for user in known.users.values())
         for key, allowance in list(self._allowances.items()):
             allowance.change(self._quotas(key))
@@ -71,8 +90,7 @@ class KnownUsers:
 
     def watch(self, connection: LoggedIn) -> None:
         """Call its `changed` when its user changes, for as long as it is referred to elsewhere."""
-        if self.enabled:
-            self._connections.add(connection)
+        self._connections.add(connection)
 
     # Who it is
 

@@ -6,7 +6,9 @@ from collections import OrderedDict
 
 FREE = 10  # failures without any wait
 FORGOTTEN = 600.0  # seconds after the last failure
-FIRST, LONGEST = 0.25, 3.0  # seconds of the first wait, which doubles with each failure, and of the longest one
+# Seconds of the first wait, which doubles with each failure, and of the longest one. Others at the address who have the
+# right token wait too, and a client gives each broker of a cluster one second to answer.
+FIRST, LONGEST = 0.1, 0.5
 ADDRESSES = 10_000  # that are remembered; beyond this the one that failed longest ago is forgotten
 
 

@@ -35,6 +35,7 @@ class Thing(StrEnum):
     TOPIC = "topic"
     SUBSCRIPTION = "subscription"
     GROUP = "group"
+    USER = "user"
 
 
 class NamedNeed(NamedTuple):
@@ -84,6 +85,11 @@ OPEN = Needs(is_open=True)
 ANY_USER = Needs()
 ADMIN = Needs(is_admin=True)
 METRICS = Needs(everywhere=Verb.READ)
+
+
+def administer(field: str = "name") -> Needs:
+    """To do what only admins may, to something that the audit names."""
+    return Needs((NamedNeed((Verb.ADMIN,), Thing.USER, field),), is_admin=True)
 
 
 def publish(field: str = "topic") -> Needs:
@@ -211,5 +217,5 @@ def _unknown(thing: Thing, name: str) -> BrokerError:
             return UnknownTopic(name)
         case Thing.SUBSCRIPTION:
             return UnknownSubscription(name)
-        case Thing.GROUP:
+        case _:
             return UnknownGroup(name)

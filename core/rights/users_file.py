@@ -154,7 +154,7 @@ def parse_user(words: list[str]) -> Principal:
     for word in words[2:]:
         key, colon, value = word.partition(":")
         if key == "sha256":
-            tokens.append(_matched(_HASH, value, "the SHA-256 of a token: 64 digits of 0-9 a-f"))
+            tokens.append(parse_hash(value))
         elif key == "cert" and certificate is None:
             certificate = _matched(_COMMON_NAME, value, "CN= and the common name of a certificate")[3:]
         elif key in QUOTAS and key not in quotas:
@@ -168,6 +168,13 @@ def parse_user(words: list[str]) -> Principal:
     _check_credentials(name, tokens, certificate)
     kept = tuple(dict.fromkeys(rights))
     return Principal(name=name, tokens=tuple(tokens), certificate=certificate, rights=kept, quotas=Quotas(**quotas))
+
+
+def parse_hash(text: str) -> str:
+    """Return the SHA-256 of a token. Raises BadWord, which does not show the text: it may be a token."""
+    if not _HASH.match(text):
+        raise BadWord("what stands behind sha256: is not the SHA-256 of a token, which is 64 digits of 0-9 a-f")
+    return text
 
 
 def parse_right(word: str) -> Right:
@@ -208,6 +215,7 @@ def _matched(form: re.Pattern[str], text: str, what: str) -> str:
 
 
 def _short(text: str) -> str:
+    text = re.sub(rf"{TOKEN_PREFIX}\S+", f"{TOKEN_PREFIX}…", text)  # a token in a wrong place is for no log
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 
@@ -220,6 +228,16 @@ def line_of(user: Principal) -> str:
     if user.certificate is not None:
         words.append(f"cert:CN={user.certificate}")
     return " ".join([*words, *map(str, user.rights), *_words_of(user.quotas)])
+
+
+def described(each: Principal | AddressQuotas) -> dict[str, str]:
+    """Return what a list says of a user or an address, without anything secret."""
+    limits = " ".join(_words_of(each.quotas))
+    if isinstance(each, AddressQuotas):
+        return {"name": f"address {each.network}", "log_in": "", "rights": "", "limits": limits}
+    tokens = f"{len(each.tokens)} token" if each.tokens else "none"
+    log_in = f"certificate CN={each.certificate}" if each.certificate else tokens
+    return {"name": each.name, "log_in": log_in, "rights": " ".join(map(str, each.rights)), "limits": limits}
 
 
 def line_of_address(address: AddressQuotas) -> str:

@@ -325,7 +325,11 @@ class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     users_file: Annotated[
         str,
-        Setting("QB_USERS_FILE", OPTIONAL_TEXT, "file of users and their rights; none: each peer may do everything"),
+        Setting("QB_USERS_FILE", OPTIONAL_TEXT, "file of users and their rights, of a broker without a cluster"),
+    ] = ""
+    first_users_file: Annotated[
+        str,
+        Setting("QB_FIRST_USERS_FILE", OPTIONAL_TEXT, "such a file, for the users that begin a cell that has none"),
     ] = ""
     tls_cert: Annotated[
         str, Setting("QB_TLS_CERT", OPTIONAL_TEXT, "certificate chain of the broker, PEM: every door speaks TLS then")

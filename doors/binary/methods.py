@@ -12,6 +12,7 @@ import msgspec
 
 from qb.core.broker.message_broker import MessageBroker
 from qb.core.broker.topic_registry import TopicRegistry
+from qb.core.broker.user_registry import UserRegistry
 from qb.core.groups.group_manager import GroupCommit, GroupManager
 from qb.core.push.subscription_manager import SubscriptionManager
 from qb.core.rights import needs
@@ -23,8 +24,10 @@ from qb.core.wire.errors import BadRequest
 from qb.storage.engine import Topic
 from qb.storage.stages.transaction_records import NamedStage
 
-# These may take long, so doors let other requests overtake them.
+# These may take long, so doors let other requests overtake them. Those that change users may end the connection that
+# asks, whose reading is then cancelled: their answer must not be.
 SLOW_METHODS = frozenset({"commit_transaction", "finish_transaction", "abandon_transaction"})
+SLOW_METHODS |= {"add_user", "rotate_user", "remove_user", "limit_address"}
 
 
 class Arguments(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -242,6 +245,26 @@ class MoveCellArguments(Arguments):
     to: str | None = None  # the name of a broker
 
 
+class AddUserArguments(Arguments):
+    name: str
+    words: list[str]  # its credentials, rights and quotas, as in a users file
+
+
+class RotateUserArguments(Arguments):
+    name: str
+    sha256: str  # of the new token
+    keep_old: bool = False
+
+
+class UserArguments(Arguments):
+    name: str
+
+
+class LimitAddressArguments(Arguments):
+    network: str
+    limits: list[str]
+
+
 class Method(NamedTuple):
     """A method's arguments, and what carries it out."""
 
@@ -271,6 +294,11 @@ def _grouped(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any
 def _transacted(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     """Return a method of the transactions as one of the broker."""
     return lambda broker, **arguments: call(broker.transactions, **arguments)
+
+
+def _of_users(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Return a method of the user registry as one of the broker."""
+    return lambda broker, **arguments: call(broker.users, **arguments)
 
 
 def _seen_topics(principal: Principal, topics: list[Topic]) -> list[Topic]:
@@ -373,6 +401,11 @@ METHODS: dict[str, Method] = {
     "cluster": Method(NoArguments, MessageBroker.cluster, needs.ADMIN),
     "verify_cell": Method(VerifyCellArguments, MessageBroker.verify_cell, needs.ADMIN),
     "move_cell": Method(MoveCellArguments, MessageBroker.move_cell, needs.ADMIN),
+    "list_users": Method(NoArguments, _of_users(UserRegistry.list_all), needs.ADMIN),
+    "add_user": Method(AddUserArguments, _of_users(UserRegistry.add), needs.administer()),
+    "rotate_user": Method(RotateUserArguments, _of_users(UserRegistry.rotate), needs.administer()),
+    "remove_user": Method(UserArguments, _of_users(UserRegistry.remove), needs.administer()),
+    "limit_address": Method(LimitAddressArguments, _of_users(UserRegistry.limit_address), needs.administer("network")),
     "server_info": Method(NoArguments, MessageBroker.server_info, needs.ANY_USER, _seen_info),
 }
 

@@ -24,7 +24,7 @@ from qb.replication.journal.record_chain import ChainPoint
 from qb.storage.cut_back import ANEW, CopyEnds, cut_back, wipe
 from qb.storage.data_directory import prepare
 from qb.storage.directory_lock import DirectoryLock
-from qb.storage.engine import Engine
+from qb.storage.engine import Engine, Metadata
 from qb.storage.files import CannotOpen, SyncFailed, make_directory, replace_durably
 from qb.storage.local_engine import EngineSettings
 from qb.storage.log.segment import Segment
@@ -134,6 +134,11 @@ class ReplicatedCell:
     def owner(self) -> str:
         """Who has written the newest fence, as far as it was read since the start."""
         return self._follower.owner
+
+    @property
+    def metadata(self) -> Metadata:
+        """What the copy says of everything that is no message; only its owner may change it."""
+        return self._engine.metadata
 
     def segments(self) -> list[tuple[Segment, int]]:
         """Return the files with messages of the copy, and how far each goes."""

@@ -8,20 +8,21 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Protocol
 
 import trio
 
-from qb.core.broker.message_broker import MessageBroker
+from qb.core.broker.message_broker import MessageBroker, log_ins_of
 from qb.core.broker.ownership import Ownership
 from qb.core.log_lines import start_logging
-from qb.core.rights.known_users import KnownUsers
-from qb.core.rights.users_file import UsersFileError
-from qb.core.settings import Settings, SettingsError, describe_flags, load, render
+from qb.core.rights.log_ins import LogIns
+from qb.core.rights.user_changes import check_admin_remains
+from qb.core.rights.users_file import BadWord, UsersFileError, read_users
+from qb.core.settings import SecuritySettings, Settings, SettingsError, describe_flags, load, render
 from qb.core.wire.version import __version__
-from qb.doors.exposure import exposed, refusal_of_cluster_port, refusal_to_listen
+from qb.doors.exposure import exposed, refusal_of_cluster_port, refusal_of_users_file, refusal_to_listen
 from qb.doors.http.recovery_answers import answer_recovering
 from qb.doors.json_lines.json_door import JsonDoor
 from qb.doors.listening import BinaryDoor, Door, ListeningDoor, Peers, listen
@@ -57,12 +58,13 @@ async def serve(
     tls: ServerTls | None = None,
     ownership: Ownership | None = None,
     relays: Relays | None = None,
+    log_ins: LogIns | None = None,
 ) -> None:
     """Start every long-lived task of the server; returns when `stop` is set and everything received is finished.
 
-    `ownership` and `relays`: of a broker of a cluster.
+    `ownership`, `relays` and `log_ins`: of a broker of a cluster. Raises CannotOpen if the first users cannot be read.
     """
-    broker = MessageBroker(engine, settings, ownership)
+    broker = MessageBroker(engine, settings, ownership, log_ins)
     with broker.metrics.event_loop.watching():
         await _serve(broker, listening, stop, started, tls, relays)
 
@@ -89,6 +91,7 @@ async def _serve(
     peers = Peers(broker, tls)
     async with trio.open_nursery() as storage:  # outlives every task that stores
         storage.start_soon(engine.run)
+        await begin_users(broker)
         await broker.transactions.finish_all()
         async with trio.open_nursery() as keepers:  # outlive all peers
             keepers.start_soon(broker.run)
@@ -114,6 +117,14 @@ async def _serve(
                 peers.drain()
             keepers.cancel_scope.cancel()
         storage.cancel_scope.cancel()
+
+
+async def begin_users(broker: MessageBroker) -> None:
+    """Have the users of a file be the first ones, if that is wanted and there are none. Raises CannotOpen."""
+    try:
+        await broker.users.begin(broker.settings.security.first_users_file)
+    except UsersFileError as error:
+        raise CannotOpen(str(error)) from None
 
 
 def heeded_signals(*, reloads: bool) -> list[signal.Signals]:
@@ -211,28 +222,19 @@ async def run_node(
         import qb.doors.http.http_door  # noqa: F401 - now, and not when the cell waits for its new owner
     look_for_garbage_less_often()
     process_end.hangup_ignored = hangup_ignored
-    stop, tls, brokers = trio.Event(), tls_of(settings), list[MessageBroker]()
-
-    def started(broker: MessageBroker) -> None:
-        brokers.append(broker)
-        announce(settings, listening, broker)
+    stop, tls = trio.Event(), tls_of(settings)
+    started = partial(announce, settings, listening)
+    log_ins = log_ins_of(settings.security)
 
     async def serve_cell(engine: Engine, stop: trio.Event, ownership: Ownership, relays: Relays) -> None:
-        await serve(settings, engine, listening, stop, started=started, tls=tls, ownership=ownership, relays=relays)
+        serving = partial(serve, started=started, tls=tls, ownership=ownership, relays=relays, log_ins=log_ins)
+        await serving(settings, engine, listening, stop)
 
     with ExitStack() as opened:
         others = [opened.enter_context(listener) for listener in cluster_listeners(settings)]
-        node = CellNode(settings, listening, others, stop, serve_cell, tls)
-
-        def reload() -> None:
-            reload_all(brokers, tls)
-            with suppress(
-                UsersFileError
-            ):  # the log says so, if this broker is the owner; a follower answers admins alone
-                node.users.reload()
-
-        reloads = bool(settings.security.users_file or tls)
-        stopping = partial(stop_on_signal, hangup_stops=hangup_stops, reload=reload if reloads else None)
+        node = CellNode(settings, listening, others, stop, serve_cell, log_ins, tls)
+        reload = partial(reload_all, (), tls) if tls else None
+        stopping = partial(stop_on_signal, hangup_stops=hangup_stops, reload=reload)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stopping, signals, stop)
             await node.run()
@@ -376,8 +378,11 @@ def carry_out(argv: Sequence[str]) -> int:
         print(render(loaded))
         return 0
     settings = loaded.settings
+    if refusal := refusal_of_users_file(settings):
+        print(f"qb-server: {refusal}", file=sys.stderr)
+        return 2
     try:
-        KnownUsers(settings.security.users_file)
+        check_users(settings.security)
         tls_of(settings)
     except (UsersFileError, OSError) as error:
         print(f"qb-server: {error}", file=sys.stderr)
@@ -401,6 +406,17 @@ def carry_out(argv: Sequence[str]) -> int:
     for problem in problems:
         print(f"qb-server: {problem}", file=sys.stderr)
     return 1 if problems else 0
+
+
+def check_users(security: SecuritySettings) -> None:
+    """See that the file of users can be used. Raises UsersFileError."""
+    if security.users_file:
+        read_users(security.users_file)
+    if security.first_users_file:
+        try:
+            check_admin_remains([*read_users(security.first_users_file).users.values()])
+        except BadWord as error:
+            raise UsersFileError(f"users file {security.first_users_file!r}: {error}") from None
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 SOON = 0.1  # how long state that may lag waits for company
 
 Changes = dict[str, StoredValue | None]  # None: removed
+Changed = Callable[[Mapping[str, Any | None]], None]
 
 
 class MetadataWrite(msgspec.Struct, eq=False):
@@ -78,6 +79,7 @@ class MetadataStore:
         self._lagging: dict[str, MetadataWrite] = {}  # those in _pending that the next put_soon() of a key may change
         self._wanted, self._some_lag = trio.Event(), trio.Event()
         self._writing: Sequence[MetadataWrite] = ()  # what the record under way holds
+        self._watchers: list[tuple[str, Changed]] = []
         self._stopped = False
 
     # Reading
@@ -92,6 +94,17 @@ class MetadataStore:
     def entries(self) -> Entries:
         """Return all that is durable, as it is stored."""
         return dict(self._entries)
+
+    def watch(self, prefix: str, changed: Changed) -> None:
+        self._watchers.append((prefix, changed))
+        changed({key: entry.value for key, entry in self.under(prefix).items()})
+
+    def _apply(self, changes: Changes) -> None:
+        """Have what is durable now be in force."""
+        apply_changes(self._entries, changes)
+        for prefix, changed in self._watchers:
+            if found := {key: value for key, value in changes.items() if key.startswith(prefix)}:
+                changed({key: None if value is None else _decoded(value).value for key, value in found.items()})
 
     # Writing
 
@@ -159,7 +172,7 @@ class MetadataStore:
         changes = decide(self._entries, [MetadataWrite(values)])
         if changes:
             self._log.commit(encode_changes(changes.items()), self._entries)
-            apply_changes(self._entries, changes)
+            self._apply(changes)
 
     def commit(self, *, alone: bool) -> bool:
         """Begin to write what is pending, at the end of a step."""
@@ -194,7 +207,7 @@ class MetadataStore:
         changes: Changes = dict(decode_changes(body))
 
         def finished(_: object) -> None:
-            apply_changes(self._entries, changes)
+            self._apply(changes)
 
         return MetadataCommit(self._log, body, changes, self._entries), finished
 
@@ -206,7 +219,7 @@ class MetadataStore:
         if isinstance(result, BaseException):
             self._take_back(writes, result)
         else:
-            apply_changes(self._entries, changes)
+            self._apply(changes)
             if result:
                 self._pace.note(result)
         if any(not write.lags for write in self._pending):

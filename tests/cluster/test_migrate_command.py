@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from qb import BrokerClient
+from qb import BrokerClient, BrokerUnavailable
+from qb.core.rights.users_file import hash_of
 from tests.damage.directories import make_clean
-from tests.support.brokers import free_port
+from tests.support.brokers import BrokerProcess, free_port
 from tests.support.local_state import state
 from tests.support.nats_cluster import NatsCluster
 from tests.support.waiting import wait_until
@@ -60,7 +61,7 @@ def kill_when(holds: Callable[[int], bool], source: str | Path, target: str | Pa
 
 
 @contextmanager
-def broker(urls: str, directory: Path, cell: str) -> Iterator[BrokerClient]:
+def broker(urls: str, directory: Path, cell: str, token_file: str | None = None) -> Iterator[BrokerClient]:
     """A client of a real broker of the cell, which is stopped in good order at the end."""
     port = free_port()
     command = [
@@ -74,7 +75,7 @@ def broker(urls: str, directory: Path, cell: str) -> Iterator[BrokerClient]:
     command += ["--cluster-port", "0", "--json-port", "0", "--http-port", "0"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            with BrokerClient(port=port, request_timeout=30, connect_wait=30) as client:
+            with BrokerClient(port=port, request_timeout=30, connect_wait=30, token_file=token_file) as client:
                 yield client
             process.terminate()
             assert process.wait(30) == 0
@@ -118,6 +119,33 @@ def test_a_directory_is_migrated_there_and_back(original: Path, nats_cluster: Na
     code, said = migrate(urls, tmp_path / "local", "whole")
     assert code == 0, said
     assert state(tmp_path / "local", tmp_path / "after") == state(original, tmp_path / "before")
+
+
+def test_users_that_a_broker_keeps_come_along_both_ways(nats_cluster: NatsCluster, tmp_path: Path) -> None:
+    urls, token = ",".join(nats_cluster.urls), tmp_path / "token"
+    first, directory = tmp_path / "first-users", tmp_path / "local"
+    token.write_text("qb_operator\n")
+    first.write_text(f"user ops sha256:{hash_of('qb_operator')} admin:*\nuser a cert:CN=a read:x\n")
+    first.chmod(0o600)
+    for where, flags in ((directory, {"first_users_file": first}), (tmp_path / "back", {})):
+        where.mkdir(exist_ok=True)
+        local = BrokerProcess(where, **flags)
+        try:
+            with BrokerClient(port=local.port, token_file=str(token)) as client:
+                assert [each["name"] for each in client._request("list_users")] == ["a", "ops"]
+            with pytest.raises(BrokerUnavailable) as refused:
+                BrokerClient(port=local.port).connect()
+            assert refused.value.code == "UNAUTHENTICATED"
+            assert local.stop() == 0
+        finally:
+            local.kill()
+        if flags:
+            code, said = migrate(directory / "data", urls, "users")
+            assert code == 0, said
+            with broker(urls, tmp_path / "copy", "users", token_file=str(token)) as client:
+                assert [each["name"] for each in client._request("list_users")] == ["a", "ops"]
+            code, said = migrate(urls, tmp_path / "back" / "data", "users")
+            assert code == 0, said
 
 
 def test_a_migration_that_is_killed_is_begun_again(original: Path, nats_cluster: NatsCluster, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ async def test_with_users_a_follower_answers_an_admin_alone(tmp_path: Path) -> N
         pair.announce()
         stranger, admin = await pair.follower(), await pair.follower()
         await stranger.ask(T.HELLO, 1, protocol="1", features="redirect")
-        assert (await stranger.ask(T.REQUEST, 2, method="cluster")).properties["code"] == "FORBIDDEN"
+        assert (await stranger.ask(T.REQUEST, 2, method="cluster")).properties["code"] == "UNAUTHENTICATED"
         answer = await admin.ask(T.HELLO, 1, protocol="1", features="redirect", token="secret")
         assert answer.properties["code"] == "NOT_OWNER"
         assert (await admin.ask(T.REQUEST, 2, method="cluster")).properties["status"] == "success"

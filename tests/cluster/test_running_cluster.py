@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import ssl
 import subprocess
 import sys
 import time
@@ -13,10 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import trustme
 
-from qb import BrokerClient, BrokerUnavailable
-from qb.core.rights.users_file import hash_of, parse_users, write_users
+from qb import BrokerClient
 from qb.core.wire.frames import MessageType as T
 from tests.support.brokers import ROOT, run_server
 from tests.support.cluster_load import ClusterLoad
@@ -195,36 +192,6 @@ def test_the_cell_is_shown_and_a_repair_says_whether_it_is_safe(cluster: LocalCl
     assert "stop the NATS server nats-2" in steps.stdout
     running = qb(cluster, "cluster", "repair", "nats-2", "--directory", str(cluster.directory / "nats-2"))
     assert "still answers" in running.stderr
-
-
-def test_certificates_and_tokens_hold_at_every_broker(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1")
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    issued.private_key_and_cert_chain_pem.write_to_path(tmp_path / "cert.pem")
-    known = parse_users(f"user ops sha256:{hash_of('secret')} admin:*\n".encode(), "users")
-    write_users(str(tmp_path / "users"), known.users.values(), known.addresses)
-    flags = ["--tls-cert", str(tmp_path / "cert.pem"), "--users-file", str(tmp_path / "users")]
-    cluster = LocalClusterProcess(tmp_path, *flags)
-    try:
-        assert cluster.banner.startswith("QB cluster"), (tmp_path / "cluster.err").read_text()
-        servers = [f"qbs://{server}" for server in cluster.servers]
-        ca = str(tmp_path / "ca.pem")
-        with BrokerClient(servers=servers, token="secret", ca_file=ca, connect_wait=30) as client:
-            client.create_topic("t")
-        for server in servers:  # two of them redirect
-            with BrokerClient(server, token="secret", ca_file=ca, connect_wait=30) as client:
-                assert client.publish("t", b"x").durability == "replicated"
-            with pytest.raises(BrokerUnavailable) as refused:
-                BrokerClient(server, ca_file=ca).connect()
-            assert refused.value.code == "UNAUTHENTICATED"
-        for number in range(3):  # two of them pass on
-            url = f"https://127.0.0.1:{cluster.base_port + 20 + number}/topics"
-            asked = urllib.request.Request(url, headers={"Authorization": "Bearer secret"})
-            with urllib.request.urlopen(asked, timeout=20, context=ssl.create_default_context(cafile=ca)) as got:
-                assert [topic["name"] for topic in json.load(got)["topics"]] == ["t"]
-    finally:
-        cluster.kill()
 
 
 def test_sigterm_ends_all_processes(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ NO_LIMITS = {  # addresses, switches and paces: nothing is refused or dropped be
     "cluster.nats_key_file", "cluster.nats_replicas", "cluster.cell", "cluster.node_name", "cluster.advertise",
     "cluster.host", "cluster.port", "cluster.tls_cert", "cluster.tls_key", "cluster.tls_ca",
     "cluster.fast_takeover", "client.servers",
-    "security.users_file", "security.audit_file", "security.tls_cert",
+    "security.users_file", "security.first_users_file", "security.audit_file", "security.tls_cert",
     "security.tls_key", "security.tls_client_ca", "security.insecure",
     "client.token_file", "client.ca_file", "client.cert_file",
     "client.key_file",

@@ -95,11 +95,11 @@ def test_the_commands_for_three_machines_work_when_pasted(home: Path, tmp_path_f
     section = README.partition("\n## Three machines\n")[2].partition("\n## ")[0]
     start, use = re.findall(r"^```sh\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
     program = start.strip().split(" && ")[-1].split()
-    assert program[:4] == [".venv/bin/qb-server", "cluster", "--nodes", "3"]
-    cluster = LocalClusterProcess(tmp_path_factory.mktemp("cluster"), program=[str(home / program[0]), "cluster"])
+    assert program[:5] == [".venv/bin/qb-server", "cluster", "--secure", "--nodes", "3"]
+    directory = tmp_path_factory.mktemp("cluster")
+    cluster = LocalClusterProcess(directory, "--secure", program=[str(home / program[0]), "cluster"])
     try:
-        for number in range(3):
-            use = use.replace(f"127.0.0.1:{9999 + number}", cluster.servers[number])
+        use = use.replace(" cluster/", f" {directory}/").replace("=cluster/", f"={directory}/")
         shown = run(["bash", "-euo", "pipefail", "-c", use], home)
         assert "tea\ncoffee\n" in shown
         assert "3 of 3 NATS nodes" in shown

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import trio
 
+from qb.core.broker.user_registry import UserRegistry, watch_users
+from qb.core.rights.known_users import KnownUsers, LoggedIn
+from qb.core.rights.users_file import hash_of
 from qb.replication.engine.journal_positions import JournalPositions
 from qb.replication.journal.journal_store import JournalGap
 from qb.replication.journal.memory_store import MemoryStore, MemoryStream
@@ -155,3 +158,41 @@ def test_of_many_points_some_older_ones_are_forgotten() -> None:
     assert len(positions.points) <= 400
     assert positions.points[-1].position == 4_999
     assert positions.points[0].position < 4_000
+
+
+async def test_users_are_in_force_at_followers_after_a_takeover_and_in_copies_that_begin_with_a_snapshot(
+    trimmed: TrimmedCell,
+) -> None:
+    cells = trimmed.cells
+    owner, follower = await cells.node("a", **SETTINGS), await cells.node("b", **SETTINGS)
+    known = {name: KnownUsers() for name in ("a", "b", "new")}
+    for node, name in ((owner, "a"), (follower, "b")):
+        watch_users(node.cell.metadata, known[name])
+    async with cells.owner(owner) as engine:
+        registry = UserRegistry(engine.metadata, known["a"])
+        await registry.add("ops", [f"sha256:{hash_of('ops')}", "admin:*"])
+        await registry.add("till", [f"sha256:{hash_of('till')}", "read:t"])
+        await registry.limit_address("10.0.0.0/8", ["connections:3"])
+        await caught_up(follower, owner.cell.applied)
+        session = LoggedIn(known["b"].with_token("till"))
+        ended: list[str] = []
+        session.changed = lambda: ended.append("till")  # type: ignore[method-assign]
+        known["b"].watch(session)
+        await registry.rotate("till", hash_of("second"))
+        await caught_up(follower, owner.cell.applied)
+        assert ended == ["till"]
+        await engine.create_topic(Topic(topic="t"))
+        await trimmed.fill(owner, engine, 30)
+        await caught_up(follower, owner.cell.applied)
+        assert await owner.cell.trim()
+        new = await cells.node("new", **SETTINGS)
+        watch_users(new.cell.metadata, known["new"])
+        assert not known["new"].enabled, "it has read nothing yet"
+        await caught_up(new, owner.cell.applied)
+        assert known["a"].known == known["b"].known == known["new"].known
+        assert list(known["new"].known.users) == ["ops", "till"]
+        assert known["new"].with_token("second").name == "till"
+    async with cells.owner(follower) as engine:
+        await UserRegistry(engine.metadata, known["b"]).remove("till")
+        await caught_up(new, follower.cell.applied)
+        assert list(known["b"].known.users) == list(known["new"].known.users) == ["ops"]

@@ -33,9 +33,10 @@ SECRET, ABSENT = (
 REFUSED = {Code.FORBIDDEN, Code.UNKNOWN_TOPIC, Code.UNKNOWN_SUBSCRIPTION, Code.UNKNOWN_GROUP}
 NO_REQUESTS = {"DATA", "ACK", "GOODBYE", "DELIVER", "SEAL"}  # a peer cannot send them
 NAMES = {"topic", "subscription_id", "subscription", "group", "group_id", "name", "topic_name", "new_id", "transaction"}
+NAMES |= {"network"}
 VALUES: dict[str, Any] = {"topics": list, "offsets": list, "member": "m", "consumer_id": "m", "to": "earliest"}
 VALUES |= {"stages": [], "token": ADMIN, "value": "v", "generation": 1, "offset": 0, "partition": 0, "first": 0}
-VALUES |= {"stage": "0", "partitions": 1}
+VALUES |= {"stage": "0", "partitions": 1, "sha256": hash_of("new"), "limits": [], "words": ["cert:CN=a", "read:x"]}
 
 
 def user(name: str, token: str, *words: str) -> Principal:
@@ -50,8 +51,14 @@ def users_file(tmp_path: Path) -> str:
     return path
 
 
+@pytest.fixture(params=["users_file", "first_users_file"])
+def guarded(a_broker: Callable[..., Any], users_file: str, request: pytest.FixtureRequest) -> Any:
+    """A broker with users: of a file, or of its metadata, which such a file has begun."""
+    return a_broker(security={request.param: users_file})
+
+
 @pytest.fixture
-def guarded(a_broker: Callable[..., Any], users_file: str) -> Any:
+def guarded_by_file(a_broker: Callable[..., Any], users_file: str) -> Any:
     return a_broker(security={"users_file": users_file})
 
 
@@ -257,12 +264,12 @@ async def test_listings_show_a_user_what_it_may_see_and_nothing_else(guarded: An
             )
 
 
-async def test_what_belongs_to_a_user_cannot_be_taken_over(guarded: Any, users_file: str) -> None:
+async def test_what_belongs_to_a_user_cannot_be_taken_over(guarded_by_file: Any, users_file: str) -> None:
     words = [f"{verb}:other*" for verb in ("publish", "read", "consume")]
     made = [user("ops", ADMIN, "admin:*"), user("other", OTHER, *words), user("third", "qb_third", *words)]
     write_users(users_file, made)
     with trio.fail_after(30):
-        async with guarded as connect:
+        async with guarded_by_file as connect:
             ops, _ = await log_in(connect, ADMIN)
             await ops.call("create_topic", topic="other.x")
             owner = await connect()
@@ -341,10 +348,10 @@ def test_what_a_user_owns_is_forgotten_for_no_other_user_who_claims_much(monkeyp
 
 
 async def test_a_reload_ends_the_connections_of_a_user_that_changed_and_leaves_the_others(
-    guarded: Any, users_file: str
+    guarded_by_file: Any, users_file: str
 ) -> None:
     with trio.fail_after(30):
-        async with guarded as connect:
+        async with guarded_by_file as connect:
             ops, _ = await log_in(connect, ADMIN)
             other, _ = await log_in(connect, OTHER)
             line = await connect.lines()

@@ -195,6 +195,8 @@ def test_a_broker_beyond_loopback_needs_users_and_tls_or_says_what_mends_it(tmp_
     assert 'qb tls make-dev --dir tls --name "$(hostname)" localhost' in refused.stderr
     broken = run_server("--tls-cert", str(tmp_path / "absent"), "--data-dir", str(tmp_path / "data"))
     assert (broken.returncode, "the certificate cannot be used" in broken.stderr) == (2, True)
+    cell = run_server("--storage-engine", "jetstream", "--host", "0.0.0.0", "--tls-cert", "c", "--users-file", "u")
+    assert (cell.returncode, "QB_FIRST_USERS_FILE" in cell.stderr) == (2, True)
     loose = tmp_path / "users"
     loose.write_text("")
     loose.chmod(0o644)
@@ -276,3 +278,19 @@ def test_the_command_line_reads_the_token_from_a_file_and_shows_it_nowhere(
     assert main(["create-topic", "by-command", "--host", address]) == 0
     assert TOKEN not in "".join(capsys.readouterr())
     assert TOKEN not in site.broker.log
+
+
+@pytest.mark.parametrize("engine", ["local", "jetstream"])
+def test_first_users_must_have_an_admin_and_a_broker_beyond_loopback_needs_them_or_a_file(
+    tmp_path: Path, engine: str
+) -> None:
+    first = tmp_path / "first"
+    about = ["--storage-engine", engine, "--data-dir", str(tmp_path / "data"), "--host", "0.0.0.0", "--port", "0"]
+    first.write_text(f"user a sha256:{hash_of('x')} read:*\n")
+    first.chmod(0o600)
+    assert "must have admin:*" in run_server(*about, "--first-users-file", str(first)).stderr
+    first.write_text(f"user a sha256:{hash_of('x')} admin:*\n")
+    refused = run_server(*about, "--first-users-file", str(first))
+    assert (refused.returncode, "without TLS" in refused.stderr, "users add" in refused.stderr) == (2, True, False)
+    setting = "QB_USERS_FILE=users" if engine == "local" else "QB_FIRST_USERS_FILE=first_users"
+    assert f"export {setting}\n" in run_server(*about).stderr

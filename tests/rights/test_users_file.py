@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qb.core.rights.known_users import KnownUsers, LoggedIn
-from qb.core.rights.log_in_pace import FREE, LONGEST, LogInPace
+from qb.core.rights.log_in_pace import FIRST, FREE, LONGEST, LogInPace
 from qb.core.rights.principals import STRANGER, UNRESTRICTED, Principal, Quotas, Right, Verb
 from qb.core.rights.users_file import (
     UsersFileError,
@@ -147,7 +147,7 @@ def test_after_ten_failures_an_address_waits_and_after_a_while_it_is_forgotten()
     for number in range(FREE):
         assert pace.wait("1.2.3.4", number) == 0
         pace.failed("1.2.3.4", number)
-    assert pace.wait("1.2.3.4", FREE) == 0.25
+    assert pace.wait("1.2.3.4", FREE) == FIRST
     assert pace.wait("5.6.7.8", FREE) == 0
     for _ in range(100):
         pace.failed("1.2.3.4", FREE)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from qb.clients.credentials import Credentials
 from tests.support.brokers import FIRST_PORT, ROOT
 from tests.support.running_cell import RunningCell
 
@@ -25,7 +26,9 @@ class LocalClusterProcess(RunningCell):
 
     def __init__(self, directory: Path, *flags: str, program: Sequence[str] = ()) -> None:
         """`program` starts it, if it is not the one of this checkout."""
-        self.directory = directory
+        self.directory, self._scheme = directory, "qbs://" if "--secure" in flags else ""
+        if self._scheme:
+            self.credentials = Credentials(token_file=str(directory / "operator.token"), ca_file=self.ca_file)
         self.base_port = free_base_port()
         command = [*(program or [sys.executable, str(ROOT / "server.py"), "cluster"]), "--data-dir", str(directory)]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("QB_")}
@@ -48,7 +51,12 @@ class LocalClusterProcess(RunningCell):
 
     @property
     def servers(self) -> list[str]:
-        return [f"127.0.0.1:{self.base_port + number}" for number in range(3)]
+        return [f"{self._scheme}127.0.0.1:{self.base_port + number}" for number in range(3)]
+
+    @property
+    def ca_file(self) -> str:
+        """The authority of the brokers of a secure cluster."""
+        return str(self.directory / "tls" / "ca.pem")
 
     @property
     def lines(self) -> list[str]:

@@ -18,6 +18,7 @@ from qb.cluster.members import Announcement
 from qb.cluster.relays.relayed_peers import RelayedPeers
 from qb.cluster.roles import Role
 from qb.core.broker.cell_report import CellReport, JournalNode, JournalState
+from qb.core.broker.message_broker import log_ins_of
 from qb.core.settings import ClusterSettings, SecuritySettings, ServerSettings, Settings, StorageSettings
 from qb.doors.listening import listen
 from qb.replication.nats.nats_protocol import NatsError
@@ -98,7 +99,7 @@ async def opened_pair(
     listeners = listen("127.0.0.1", 0)
     port = ClusterPort(listeners, cluster_tls(settings.cluster))
     view = CellView(NoNats(), "main", "QB_main", "follower", "127.0.0.1:1", "127.0.0.1:2", 15.0)  # type: ignore[arg-type]
-    doors = FollowerDoors(settings, follower.listening, view, None)
+    doors = FollowerDoors(settings, follower.listening, view, log_ins_of(settings.security), None)
     relays = RelayedPeers(port, "main", epoch)
     try:
         async with trio.open_nursery() as nursery:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from qb.cli.cluster.cell_questions import ask
 from qb.clients.credentials import Credentials
+from qb.clients.protocol.client_errors import RequestRefused
 from qb.core.wire.addresses import parse_address
 from qb.core.wire.errors import BrokerError
 from tests.support.waiting import LIMIT, wait_until
@@ -14,6 +15,8 @@ from tests.support.waiting import LIMIT, wait_until
 
 class RunningCell(Protocol):
     """What is asked of the brokers of a cell; the processes are the business of who implements it."""
+
+    credentials = Credentials()
 
     @property
     def servers(self) -> Sequence[str]:
@@ -27,8 +30,8 @@ class RunningCell(Protocol):
         found: list[dict[str, Any]] = []
         for server in self.servers:
             try:
-                found.append(ask(parse_address(server), Credentials()))
-            except (OSError, BrokerError):
+                found.append(ask(parse_address(server), self.credentials))
+            except (OSError, BrokerError, RequestRefused):  # such as one that does not know its users yet
                 continue
         return found
 
