@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 SPARK = "tests/spark/"
 WHEEL = "tests/project/"
 ALONE = {
-    f"{SPARK}test_{name}.py" for name in ("cluster", "sink_kill", "sink_failover")
+    f"{SPARK}test_{name}.py" for name in ("cluster", "sink_kill", "sink_failover", "tokens")
 }  # they start a Spark of their own
 
 
