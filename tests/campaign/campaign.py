@@ -133,8 +133,6 @@ class Campaign:
                 self._note("healed")
                 self._wait_for_work(load)
                 self._note("it works again")
-                cell.wait_until_whole(PATIENCE)
-                self._note("it is whole")
                 trial.longest_gap = round(ledger.longest_gap, 3)
         finally:
             trial.acks, trial.reads = len(load.ledger.stored) + len(load.ledger.committed), load.ledger.reads
@@ -144,6 +142,8 @@ class Campaign:
             raise load.ledger.faults[0]
         for each in (load, *self._kept):
             self._count(trial, each.judge())
+        cell.wait_until_whole(PATIENCE)
+        self._note("it is whole")
         self._kept.append(load)
         while len(self._kept) > KEPT:
             self._kept.pop(0).delete()
@@ -191,6 +191,7 @@ class Campaign:
             return
         try:
             cell.heal()
+            cell.wait_until_whole(PATIENCE)  # what has just been started does not know SIGTERM yet
             cell.end(*BROKERS)
             self.state.behind_fences += behind_fences(stored_records(cell.urls, "main"))
             for name in BROKERS:

@@ -94,6 +94,8 @@ class CellAdversary:
         life.store.reconnect()
         if took_over:
             await life.ended.wait()
+        else:  # who should have taken over has ended; the lease of this one is over all the same
+            await world.kill_member(old, power=False)
 
     async def _move(self, brokers: trio.Nursery) -> None:
         world = self._world

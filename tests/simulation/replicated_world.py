@@ -239,10 +239,10 @@ class ReplicatedWorld(World):
         """Compare the copies, end all in good order, and prove their directories."""
         owner = self.owner
         assert owner is not None
-        position, asked = await self._asked(owner.cell)
         for member in self.members:
             if member is not owner:
-                await self._compare(member, position, asked)
+                while not await self._compare(owner, member):  # noqa: ASYNC110
+                    await trio.sleep(0.01)
         await self.stop_owner()
         for member in self.members:
             if member.is_alive:
@@ -262,11 +262,19 @@ class ReplicatedWorld(World):
             if cell.applied == position:
                 return position, asked
 
-    async def _compare(self, member: CellMember, position: int, asked: object) -> None:
-        await until(lambda: member.cell.applied >= position)
+    async def _compare(self, owner: CellMember, member: CellMember) -> bool:
+        """Compare what two brokers have; False if the journal has gone on meanwhile."""
+        position, asked = await self._asked(owner.cell)
+        await until(lambda: member.cell.applied >= position or not member.is_alive)
+        if not member.is_alive:
+            raise BrokenPromise(f"{member.name} has ended")
         await member.cell._engine.queue.drained()
-        if member.cell.applied == position and await answers(member.cell._engine) != asked:
+        found = await answers(member.cell._engine)
+        if member.cell.applied != position:
+            return False
+        if found != asked:
             raise BrokenPromise(f"{member.name} does not have what the owner has")
+        return True
 
     async def stop_owner(self) -> None:
         """End the owner as SIGTERM does."""
