@@ -17,7 +17,7 @@ from qb.storage.signals import Signal
 logger = logging.getLogger(__name__)
 
 CONNECT_LIMIT = 2.0  # seconds for TCP, INFO, TLS and the first PONG
-PING_INTERVAL = 5.0  # seconds; after three of them without an answer the connection counts as lost
+PING_INTERVAL = 2.0  # seconds; after three of them without an answer the connection is lost: well within a lease
 CHUNK = 1 << 18
 LOST = (NatsError, OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 

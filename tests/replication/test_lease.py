@@ -7,11 +7,12 @@ import random
 import pytest
 import trio
 
+from qb.core.settings import ClusterSettings
 from qb.replication.lease.lease_keeper import LeaseKeeper, boot_time
-from qb.replication.lease.lease_state import LeaseRecord, LeaseWatcher, OwnerLease
+from qb.replication.lease.lease_state import HOLD, RENEW, LeaseRecord, LeaseWatcher, OwnerLease
 from qb.replication.lease.lease_store import LeaseStore, LeaseTaken
-from qb.replication.nats.nats_client import NatsClient
-from qb.replication.nats.nats_conversation import NatsDisconnected
+from qb.replication.nats.nats_client import CONNECT_LIMIT, PING_INTERVAL, NatsClient
+from qb.replication.nats.nats_conversation import MOST_PINGS, NatsDisconnected
 from tests.support.nats_cluster import NatsCluster
 
 TTL = 10.0
@@ -53,6 +54,12 @@ class TestHolder:
         holder.began(0.0)
         holder.renewed(sent_at=0.0)
         assert not holder.may_answer(3600.0)  # CLOCK_BOOTTIME went on
+
+
+def test_a_nats_server_that_hangs_is_left_before_the_lease_of_an_owner_that_it_serves_runs_out() -> None:
+    silent_for = (MOST_PINGS + 1) * PING_INTERVAL + CONNECT_LIMIT
+    lasts = HOLD * ClusterSettings().lease_ttl - RENEW * ClusterSettings().lease_ttl
+    assert silent_for < lasts
 
 
 class TestWatcher:

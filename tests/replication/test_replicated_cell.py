@@ -108,6 +108,15 @@ async def test_an_owner_that_was_overtaken_answers_nothing_any_more(cells: Cells
     assert receipt.calls == []
 
 
+async def test_an_owner_that_has_nothing_to_write_finds_out_that_it_was_overtaken(cells: Cells) -> None:
+    first, second = await cells.node("a"), await cells.node("b")
+    async with cells.owner(first), cells.owner(second):
+        with trio.fail_after(20):
+            await first.cell.lost.wait()
+        assert isinstance(first.cell.why, Fenced)
+        assert not second.cell.lost.is_set()
+
+
 async def test_a_consistent_read_at_an_owner_that_was_overtaken_is_never_answered(cells: Cells) -> None:
     """Whatever its clock says of its lease: here nothing keeps it from answering the other reads."""
     first, second = await cells.node("a"), await cells.node("b")
