@@ -29,7 +29,7 @@ NATS = tuple(f"nats-{number + 1}" for number in range(NODES))
 class CellBroker:
     """One broker, as an operator starts it."""
 
-    def __init__(self, directory: Path, name: str, host: str, prefix: Sequence[str], urls: Sequence[str]) -> None:
+    def __init__(self, directory: Path, name: str, host: str, prefix: Sequence[str], nodes: Sequence[NatsNode]) -> None:
         self.name, self.host, self._prefix = name, host, prefix
         self.port, self.json_port = free_port(), free_port()
         self.log_file = directory / f"{name}.out"
@@ -37,7 +37,8 @@ class CellBroker:
         self.process: subprocess.Popen[bytes] | None = None
         flags = {
             "--storage-engine": "jetstream",
-            "--nats-servers": ",".join(urls),
+            "--nats-servers": ",".join(node.url for node in nodes),
+            "--nats-monitors": ",".join(node.monitor for node in nodes),
             "--node-name": name,
             "--data-dir": str(directory / name / "data"),
             "--host": host,
@@ -93,9 +94,9 @@ class CampaignCell(RunningCell):
             )
             for name in NATS
         }
-        urls = [node.url for node in self.nodes.values()]
+        nodes = [*self.nodes.values()]
         self.brokers = {
-            name: CellBroker(directory, name, self._host(name), self._prefix(name), urls) for name in BROKERS
+            name: CellBroker(directory, name, self._host(name), self._prefix(name), nodes) for name in BROKERS
         }
         self._held: set[str] = set()
         self._due: dict[str, float] = {}

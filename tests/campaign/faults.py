@@ -123,6 +123,13 @@ def _stop_two_nodes(cell: CampaignCell, draw: Random) -> None:
     last(draw, 3, 25)
 
 
+@fault("a NATS node hangs")
+def _stop_node(cell: CampaignCell, draw: Random) -> None:
+    """Brokers that are connected to it hear nothing, and must find another one."""
+    cell.signal(draw.choice(NATS), signal.SIGSTOP)
+    last(draw, 12, 20)
+
+
 @fault("a NATS node loses its disk")
 def _wipe_node(cell: CampaignCell, draw: Random) -> None:
     wipe(cell, draw.choice(NATS))
