@@ -33,6 +33,7 @@ from qb.storage.metadata.metadata_records import ChainEnd, Entries, StoredValue
 from qb.storage.metadata.metadata_recovery import checked, notes_on_end, proof_key
 from qb.storage.metadata.metadata_salvage import SalvagedMetadata, salvage
 from qb.storage.metadata.noted_record import BadNote, read_noted
+from qb.storage.stages.stage_store import NOTED
 from qb.storage.topic_directories import TopicDirectories
 
 ASIDE = "metadata-damaged-"
@@ -83,6 +84,8 @@ def plan(data_dir: Path) -> tuple[MetadataRepair, Entries] | None:
     entries = dict(found.entries)
     topics = _adopt(data_dir, entries, found.doubtful)
     _forget_beginnings(entries, found.doubtful)
+    for key in _ended_stages(data_dir, found.doubtful):
+        del entries[key]
     numbers = [found.last_number, _noted(data_dir), *(int(path.name[:20]) for path in log_paths(data_dir / DIRECTORY))]
     in_doubt = {kind: sorted(each for each in found.doubtful if each.startswith(f"{kind}/")) for kind in MEANINGS}
     damages = [str(each).removesuffix("; see: qb verify") for each in found.damages]
@@ -124,10 +127,9 @@ def _compared(data_dir: Path, found: SalvagedMetadata, proof: Mapping[str, LogEn
         what = f"the records end with number {found.last_number}, but number {noted} was stored"
         is_short = noted > found.last_number
     else:
-        what, is_short = (
-            f"the records end otherwise than at the last clean stop, as {CLEAN_STOP} proves",
-            (proof.get(proof_key(found.path)) != found.end),
-        )
+        stopped = proof.get(proof_key(found.path))
+        what = f"the last record is not the one of the last clean stop, as {CLEAN_STOP} proves"
+        is_short = stopped is None or stopped.last != found.end.last
     if not is_short:
         return found
     damages = [*found.damages, LogDamaged(str(found.path), found.end.size, what)]
@@ -188,6 +190,12 @@ def _forget_beginnings(entries: Entries, doubtful: Iterable[str]) -> None:
         if key.startswith(EXTENT) and not key.endswith(MARKS):
             _, following = msgspec.json.decode(entries[key].data)
             entries[key] = StoredValue(msgspec.json.encode((UNKNOWN.first, following)), entries[key].version + 1)
+
+
+def _ended_stages(data_dir: Path, doubtful: Iterable[str]) -> list[str]:
+    """Return the keys of stages in doubt that have no file: they ended, and their commit is refused either way."""
+    keys = [key for key in doubtful if key.startswith(NOTED)]
+    return [key for key in keys if not (data_dir / "staged" / f"{key.removeprefix(NOTED)}.log").exists()]
 
 
 # Carrying it out

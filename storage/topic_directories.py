@@ -64,9 +64,15 @@ class TopicDirectories:
             shutil.rmtree(draft, ignore_errors=True)
 
     def hide(self, topic: str, uid: str = "") -> Path:
-        """Take a topic away durably; what is left of it is for remove(), or with its `uid` for bring_back()."""
+        """Take a topic away durably; what is left of it is for remove(), or with its `uid` for bring_back().
+
+        A topic whose directory is missing can be deleted too.
+        """
         hidden = self._root / f"{DELETED}{_directory_name(topic)}-{uid or secrets.token_hex(4)}"
-        self._path(topic).rename(hidden)
+        try:
+            self._path(topic).rename(hidden)
+        except FileNotFoundError:
+            hidden.mkdir(PRIVATE_DIRECTORY)
         sync_directory(self._root)
         return hidden
 

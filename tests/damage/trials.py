@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+from qb.storage import repair
 from qb.storage.files import CannotOpen
 from qb.storage.verification import VerifyReport, verify
 from tests.damage.client_state import ClientState, Refused, look
@@ -84,10 +85,48 @@ def _judge(whole: Original, done: Damage, path: Path) -> tuple[Outcome, str]:
     except CannotOpen as error:
         if not _describes_all(done):
             return Outcome.SPREAD, f"the broker does not start: {error}"
+        if wrong := _after_repair(whole, path):
+            return wrong
         return (Outcome.VERIFY if findings else Outcome.START), str(error)
     except Exception:
         return Outcome.CRASHED, "start: " + traceback.format_exc()
     return _compare(whole, done, seen, findings, notes)
+
+
+def _after_repair(whole: Original, path: Path) -> tuple[Outcome, str] | None:
+    """Repair what no start takes; returns what is wrong then: it does not start, or has changed what was not named."""
+    try:
+        repair.check_repairable(path)
+    except CannotOpen:
+        return None  # it is not the metadata
+    try:
+        found = repair.plan(path)
+        assert found, "the start is refused, and nothing is to be repaired"
+        repair.repair(path, *found)
+        findings = [each for each in verify(path).findings if not each.what.startswith("the partition has no log")]
+        seen = look(path, whole.state.answers["transactions"]["stages"])
+    except Exception:
+        return Outcome.CRASHED, "repair: " + traceback.format_exc()
+    before, after = _kept(whole.state.answers), _kept(seen.answers)
+    changed = _differences(before, after)
+    named = {key.split("/")[1] for keys in found[0].doubtful.values() for key in keys}
+    silent = [about for about, value in changed.items() if value and about.split("/")[1] not in named]
+    for about, messages in before.items():  # a subscription that goes back may dead-letter some again
+        if about.endswith("/messages") and after.get(about, [])[: len(messages)] != messages:
+            silent.append(about)
+    if findings or silent:
+        return Outcome.SPREAD, f"after a repair {silent} has changed, {findings}: {changed}; {found[0]}"
+    return None
+
+
+def _kept(answers: dict[str, Any]) -> dict[str, Any]:
+    """Return what a repair changes only by name: messages that no transaction was copying, positions and offsets."""
+    kept = {about: value for about, value in answers.items() if about.split("/")[0] == "offsets"}
+    kept |= {f"subscription/{name}": answers.get(f"subscription/{name}") for name in ("late", "failing")}
+    for about, value in answers.items():
+        if about.endswith("/messages") and isinstance(value, list):
+            kept[about] = [each for each in value if not each.body.startswith(b"decided")]
+    return kept
 
 
 def _compare(

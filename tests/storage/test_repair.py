@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import trio
 
+from qb.core.wire.errors import LogDamaged
 from qb.storage import repair
 from qb.storage.clean_stop import remove_proof
 from qb.storage.engine import Topic
@@ -70,9 +71,12 @@ def flip_both(path: Path, at: int) -> None:
         flip(each, at)
 
 
+@pytest.mark.timeout(240)
 def test_a_byte_damaged_in_both_costs_at_most_what_its_record_had_changed_and_that_is_named(
-    data_dir: Path, tmp_path: Path
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for sync in ("fsync", "fdatasync"):
+        monkeypatch.setattr(f"os.{sync}", lambda fd: None)  # there are thousands, and no power cut is meant
     path, whole = metadata_log(data_dir), tmp_path / "whole"
     state, there, was_clean = start_of(data_dir), records(data_dir), (data_dir / "clean-stop").exists()
     shutil.copytree(data_dir, whole)
@@ -222,3 +226,37 @@ async def test_a_log_whose_beginning_was_noted_in_what_is_lost_is_served(tmp_pat
     async with running(open_engine(tmp_path, segment_bytes=200)) as engine:
         assert engine.log("t", 0).first_offset == first
         assert len(await everything(engine.log("t", 0))) == 8 - first
+
+
+async def test_a_stage_whose_end_is_lost_is_forgotten_and_an_open_one_can_be_committed(tmp_path: Path) -> None:
+    async with opened(tmp_path) as engine:
+        ended, still_open = await engine.begin_stage("x", None), await engine.begin_stage("y", None)
+        await engine.delete_stages([ended.stage_id])
+        await engine.metadata.put("behind", 1)
+    data_dir = tmp_path / "data"
+    hits = [at for at, _, record in records(data_dir) if f"stage/{ended.stage_id}" in keys_of(record)]
+    flip_both(metadata_log(data_dir), hits[-1] + 40)
+    planned = carry_out(data_dir)
+    assert set(planned.doubtful["stage"]) == {f"stage/{each.stage_id}" for each in (ended, still_open)}
+    assert verify(data_dir).findings == []
+    async with running(open_engine(tmp_path)) as engine:
+        assert engine.stages().keys() == {still_open.stage_id}
+        assert engine.stages()[still_open.stage_id].failure is None
+
+
+async def test_a_topic_whose_deletion_is_lost_is_refused_until_it_is_deleted(tmp_path: Path) -> None:
+    async with opened(tmp_path) as engine:
+        await engine.create_topic(Topic(topic="gone"))
+        await engine.metadata.flush()
+        await engine.delete_topic("gone")
+        await engine.metadata.put("behind", 1)
+    data_dir = tmp_path / "data"
+    hits = [at for at, _, record in records(data_dir) if "topic/gone" in keys_of(record)]
+    flip_both(metadata_log(data_dir), hits[-1] + 40)
+    assert "topic/gone" in carry_out(data_dir).doubtful["topic"]
+    async with running(open_engine(tmp_path)) as engine:
+        with pytest.raises(LogDamaged):
+            engine.log("gone", 0).check_writable()
+        engine.log("t", 0).check_writable()
+        await engine.delete_topic("gone")
+        assert engine.topics().keys() == {"t"}
