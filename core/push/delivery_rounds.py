@@ -344,7 +344,7 @@ class DeliveryRounds:
                 continue  # a seek came in between, or the others have taken all the room
             room -= usable
             if subscription.options.mode is SubscriptionMode.KEY_SHARED:
-                subscription.offer_keys(partition, chunk.first_offset, active.known_keys.of(chunk, usable))
+                subscription.offer_keys(partition, chunk.first_offset, active.known_keys.of(partition, chunk, usable))
             else:
                 subscription.offer(partition, chunk.first_offset, usable)
         subscribers = {name: (sink, sink.settled) for name, sink in active.sinks.items()}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import struct
+from collections import OrderedDict
 from collections.abc import Generator, Iterable
-from itertools import islice, repeat, takewhile
+from itertools import repeat, takewhile
 
 from qb.core.wire.frames import HEAD, frame_length
 from qb.storage.engine import PartitionLog, StoredChunk
 
 READ_BYTES = 1_048_576
 KEYS_REMEMBERED = 10_000  # of a subscription
+PARTITIONS_REMEMBERED = 16  # of a subscription, with the keys that were asked for last
 _PROPERTIES_LENGTH = struct.Struct(">24xI")  # of a frame
 
 
@@ -24,8 +26,8 @@ def cut(chunk: StoredChunk, run: range) -> Frames:
     end = positions[last] + frame_length(data, positions[last])
     if run.step == 1:
         return memoryview(data)[positions[first] : end]
-    starts = positions[first : last + 1 : run.step]
-    ends = [*positions[first + 1 : last + 1 : run.step], end]  # a frame reaches to the next one, or to a seal before it
+    borders = [*positions[first : last + 1], end]  # a frame reaches to the next one, or to a seal before it
+    starts, ends = borders[: -1 : run.step], borders[1 :: run.step]
     return b"".join([data[start:end] for start, end in zip(starts, ends, strict=True)])
 
 
@@ -89,15 +91,26 @@ def _cut_many(chunk: StoredChunk, runs: list[range]) -> bytes:
 
 
 class KnownKeys:
-    """The keys of messages by their encoded properties: those of a topic come again and again."""
+    """The keys of messages, which are asked for again and again: by offset, and by their encoded properties."""
 
     def __init__(self) -> None:
         self._keys: dict[bytes, str | None] = {}
+        self._asked: OrderedDict[int, tuple[int, list[str | None]]] = OrderedDict()  # by partition: the first offset
 
-    def of(self, chunk: StoredChunk, count: int) -> list[str | None]:
-        """Return the keys of the first `count` messages."""
+    def of(self, partition: int, chunk: StoredChunk, count: int) -> list[str | None]:
+        """Return the keys of the first `count` messages; offsets ascend, so those before them are forgotten."""
+        first, keys = self._asked.pop(partition, (0, []))
+        known = keys[chunk.first_offset - first :][:count] if chunk.first_offset >= first else []
+        if len(known) < count:
+            known += self._read(chunk, len(known), count)
+        self._asked[partition] = chunk.first_offset, known
+        if len(self._asked) > PARTITIONS_REMEMBERED:
+            self._asked.popitem(last=False)
+        return known
+
+    def _read(self, chunk: StoredChunk, start: int, end: int) -> list[str | None]:
         data, known = chunk.data, self._keys
-        positions = list(islice(chunk.positions, count))
+        positions = list(chunk.positions[start:end])
         encoded = [
             data[at + HEAD.size : at + HEAD.size + length]
             for at, (length,) in zip(
@@ -106,9 +119,21 @@ class KnownKeys:
         ]
         if len(known) > KEYS_REMEMBERED:
             known.clear()
-        for each in {*encoded}.difference(known):
-            known[each] = _key_in(each)
-        return [known[each] for each in encoded]
+        if unknown := list({*encoded}.difference(known)):
+            known.update(zip(unknown, _keys_in(unknown), strict=True))
+        return list(map(known.__getitem__, encoded))
+
+
+def _keys_in(encoded: list[bytes]) -> list[str | None]:
+    """Return the key of each of these properties; all in one go if nothing but the keys differs."""
+    before, found, _ = (b"\0" + encoded[0]).partition(b"\0key=")
+    begin = b"\0" + before + found
+    if found:
+        joined = b"\0" + b"\0".join([b"", *encoded])[:-1]  # what is between two of them stands nowhere in one
+        keys = joined.decode().split(begin.decode())
+        if len(keys) == len(encoded) + 1 and joined.count(b"\0") == begin.count(b"\0") * len(encoded) and not keys[0]:
+            return list[str | None](keys[1:])
+    return [_key_in(each) for each in encoded]
 
 
 def _key_in(encoded: bytes) -> str | None:

@@ -40,7 +40,7 @@ def test_a_cut_holds_exactly_the_messages_of_the_run_in_order(batches, base, dat
 @given(batches)
 def test_keys_come_in_the_order_of_the_messages(batches):
     bodies = [body for batch in batches for body in batch]
-    assert KnownKeys().of(a_chunk(0, batches), len(bodies)) == [body.hex() if body else None for body in bodies]
+    assert KnownKeys().of(0, a_chunk(0, batches), len(bodies)) == [body.hex() if body else None for body in bodies]
 
 
 class NoLog:
@@ -98,4 +98,28 @@ values = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size
 def test_the_key_is_the_one_that_decoding_all_properties_gives(properties):
     encoded = b"".join(f"{name}={value}\0".encode() for name, value in properties)
     frame = encode_frame(MessageType.DATA, 0, 1, encoded, b"body")
-    assert KnownKeys().of(StoredChunk(0, frame, [0], len(frame)), 1) == [decode_properties(encoded).get("key")]
+    assert KnownKeys().of(0, StoredChunk(0, frame, [0], len(frame)), 1) == [decode_properties(encoded).get("key")]
+
+
+@given(st.lists(st.lists(st.tuples(names, values), max_size=3), min_size=1, max_size=6), st.data())
+def test_keys_are_the_same_whichever_messages_were_asked_for_together_and_before(messages, data):
+    frames, positions, keys = b"", [], []
+    for offset, properties in enumerate(messages):
+        encoded = b"".join(f"{name}={value}\0".encode() for name, value in properties)
+        positions.append(len(frames))
+        frames += encode_frame(MessageType.DATA, offset, 1, encoded, b"body")
+        keys.append(decode_properties(encoded).get("key"))
+    known = KnownKeys()
+    for _ in range(3):
+        start = data.draw(st.integers(0, len(messages) - 1))
+        count = data.draw(st.integers(1, len(messages) - start))
+        partition = data.draw(st.integers(0, 1))
+        chunk = StoredChunk(start, frames, positions[start:], len(frames))
+        assert known.of(partition, chunk, count) == keys[start : start + count]
+
+
+def test_keys_of_messages_that_are_asked_for_again_are_not_read_again():
+    chunk, known = a_chunk(5, [[b"a", b"b", b"c"]]), KnownKeys()
+    assert known.of(0, chunk, 3) == ["61", "62", "63"]
+    unreadable = StoredChunk(6, b"", [0, 0], 0)
+    assert known.of(0, unreadable, 2) == ["62", "63"]
