@@ -162,7 +162,9 @@ def _offer_fresh(state: SubscriptionState, now: float, limit: int | None) -> lis
     room = room if limit is None else min(limit, room)
     deliveries: list[PushDecision] = []
     state.rounds += room > 0
-    while state.fresh and room > 0 and state.waiting < MAX_WAITING:
+    before = -1
+    while state.fresh and room > 0 and state.waiting < MAX_WAITING and state.delivered != before:
+        before = state.delivered
         for cursor, share in _shares(state, room):
             leased = _lease_fresh(state, cursor, min(share, room), now)
             room -= sum(each.size for each in leased)
@@ -206,7 +208,7 @@ def _lease_fresh(state: SubscriptionState, cursor: Cursor, count: int, now: floa
 def _lease_by_key(
     state: SubscriptionState, keyed: KeyOrderedQueue, cursor: Cursor, count: int, now: float
 ) -> list[PushDecision]:
-    already = len(cursor.passed)
+    already, cursor.held_up_by = len(cursor.passed), None
     looked_at, given = keyed.distribute(cursor, state.round_robin, count)
     cursor.take_keys(looked_at)
     state.count_waiting(len(cursor.passed) - already)
@@ -246,4 +248,5 @@ def room(state: SubscriptionState) -> int:
 def wanted(state: SubscriptionState, partition: int) -> range:
     """Return which fresh messages could go out beyond those at hand: read and offer them, as far as they exist."""
     cursor = state.cursor(partition)
-    return range(cursor.end, max(cursor.end, cursor.next + room(state)))
+    usable = 0 if state.is_held_up(cursor) else room(state)
+    return range(cursor.end, max(cursor.end, cursor.next + usable))

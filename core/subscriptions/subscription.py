@@ -195,6 +195,7 @@ class Subscription:
         cursor.dropped = max(cursor.dropped, first)
         upcoming = max(cursor.next, first)
         cursor.take_keys(upcoming - cursor.next)
+        cursor.held_up_by = None
         self._state.move(cursor, upcoming, max(cursor.end, upcoming))
 
     # Subscribers

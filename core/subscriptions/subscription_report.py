@@ -155,7 +155,8 @@ def explain(state: SubscriptionState, partition: int, offset: int, end: int, now
     if offset < cursor.next:
         return _settled(state, cursor, offset, now)
     before = offset - cursor.next
-    why = _why_not_sent(state, state.round_robin, now)
+    held_up = cursor.held_up_by if state.is_held_up(cursor) else None
+    why = _why_not_sent(state, state.round_robin if held_up is None else [held_up], now)
     queue = f" ({before} fresh before it)" if before else ""
     return f"fresh, never delivered{queue}; {why}"
 

@@ -263,6 +263,13 @@ class SubscriptionState:
         cursor = self.cursors[lease.partition]
         return cursor.leased[offset].key if lease.recorded else cursor.keys[offset]
 
+    def is_held_up(self, cursor: Cursor) -> bool:
+        """Return whether the fresh messages of a partition wait for the window of the subscriber of the first one."""
+        owner = cursor.held_up_by
+        if owner is None or owner.room > 0 or self.subscribers.get(owner.name) is not owner:
+            return False
+        return not self.round_robin.has_short_subscriber()
+
     def forget(self, cursor: Cursor, end: int) -> None:
         """Settle whatever is open below this offset, in flight or waiting."""
         for holder in self.holders():

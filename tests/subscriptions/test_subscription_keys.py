@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from qb.core.subscriptions import dispatch
 from qb.core.subscriptions.push_decisions import PushDecision
-from qb.core.subscriptions.queues import key_queue
+from qb.core.subscriptions.queues import key_queue, round_robin
 from qb.core.subscriptions.queues.sorted_positions import SortedPositions
 from qb.core.wire.errors import BadRequest
 from tests.support.subscription_tools import Bench
@@ -44,6 +44,49 @@ def test_a_full_window_stalls_its_own_keys_only() -> None:
     assert bench.deliver() == {"y": [4, 5]}
     assert bench.deliver() == {}
     assert "key 'a' belongs to x" in bench.explain(2)
+
+
+def a_full_subscriber_and_another(keys: str) -> Bench:
+    """Return a subscription of which x holds two messages of the key a, all that it takes, and y three of six."""
+    bench = keyed("aabbb" + keys, max_in_flight=6)
+    bench.subscription.join("x", 2)
+    bench.deliver(at_most=2)
+    bench.subscription.join("y")
+    assert bench.deliver(at_most=3) == {"y": [2, 3, 4]}
+    return bench
+
+
+def test_nothing_is_passed_over_while_all_others_have_enough_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_robin, "BUSY", 0)
+    bench = a_full_subscriber_and_another("acb")
+    assert bench.deliver() == {}
+    assert bench.subscription.describe(bench.ends).waiting == 0
+    assert not bench.subscription.wanted(0), "nothing is read in vain"
+    assert "waiting for the window of x" in bench.explain(6)
+    bench.ack("y", 2)
+    assert bench.deliver() == {"y": [6, 7]}, "less than half of its window is taken"
+    bench.ack("x", 0)
+    assert bench.deliver() == {"x": [5]}
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_what_waits_for_a_subscriber_goes_on_when_that_is_gone(monkeypatch: pytest.MonkeyPatch, dies: bool) -> None:
+    monkeypatch.setattr(round_robin, "BUSY", 0)
+    bench = a_full_subscriber_and_another("c")
+    bench.keys[5] = "a"  # type: ignore[index]
+    bench.publish(1)
+    bench.keys.append("c")  # type: ignore[union-attr]
+    assert bench.deliver() == {}
+    if dies:
+        bench.die("x")
+    else:
+        bench.subscription.leave("x")
+    assert bench.wait(5) == {"y": [0, 1, 5]}
+
+
+def test_a_subscriber_of_few_messages_that_take_long_gets_those_of_other_keys() -> None:
+    bench = a_full_subscriber_and_another("acb")
+    assert bench.deliver() == {"y": [6, 7]}
 
 
 def test_a_new_subscriber_does_not_take_a_key_that_is_in_flight() -> None:

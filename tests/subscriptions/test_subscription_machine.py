@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from qb.core.subscriptions import dispatch, failures
 from qb.core.subscriptions.push_decisions import DeadLetterDecision, Decision, PushDecision
-from qb.core.subscriptions.queues import key_queue
+from qb.core.subscriptions.queues import key_queue, round_robin
 from qb.core.subscriptions.save_urgency import SaveUrgency
 from qb.core.subscriptions.snapshot import PartitionSnapshot, SnapshotChanges, SubscriptionSnapshot, merged
 from qb.core.subscriptions.subscription import Subscription
@@ -102,6 +102,7 @@ class Machine(RuleBasedStateMachine):
                 self.patches.setattr(module, "AT_ONCE", 2)
             self.patches.setattr(dispatch, "REDELIVERED_AT_ONCE", 3)
             self.patches.setattr(key_queue, "MOST_IN_FLIGHT", 4)
+            self.patches.setattr(round_robin, "BUSY", 2)
         self.now = 1000.0
         self.random = Random(seed)
         self.options = SubscriptionOptions(

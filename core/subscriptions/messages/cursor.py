@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.message_records import MessageRecord
 from qb.core.subscriptions.messages.settlements import Settlements
 
@@ -21,6 +22,7 @@ class Cursor:
     __slots__ = (
         "dropped",
         "end",
+        "held_up_by",
         "keys",
         "keys_at_hand",
         "leased",
@@ -48,6 +50,7 @@ class Cursor:
         self.keys: dict[int, str | None] = {}  # those in flight
         self.passed: dict[int, str] = {}  # those that were looked at and could not go out
         self.keys_at_hand: Sequence[str | None] = ()  # the fresh ones from `next` to `end`
+        self.held_up_by: JoinedSubscriber | None = None  # it had no room for the key of the message at `next`
         self.settlements: Settlements = None  # kept by SettlementNotes
 
     def records(self) -> Iterator[MessageRecord]:

@@ -112,7 +112,8 @@ class KeyOrderedQueue:
     ) -> tuple[int, dict[JoinedSubscriber, list[int]]]:
         """Choose the subscribers of fresh messages of a partition that are at hand, until so many go out.
 
-        Those that cannot go out now are passed over; `cursor` knows all of them by their keys then.
+        Those that cannot go out now are passed over; `cursor` knows all of them by their keys then. Where only the
+        subscriber of a key has no room, it ends there unless another subscriber is short of messages.
         Returns how many messages were looked at, and the offsets that go to each subscriber.
         """
         partition, queues, open_keys = cursor.partition, self._keys, cursor.keys
@@ -129,9 +130,11 @@ class KeyOrderedQueue:
                     queue = queues[key] = KeyQueue(key, owner)
             else:
                 holder = queue.owner
-                if (holder and rooms[holder] <= 0) or (
-                    not queue.takes_fresh and (queue.full or queue.has_waiting(partition))
-                ):
+                no_room = holder is not None and rooms[holder] <= 0
+                if no_room and not turns.has_short_subscriber:
+                    cursor.held_up_by = holder
+                    break
+                if no_room or (not queue.takes_fresh and (queue.full or queue.has_waiting(partition))):
                     cursor.passed[offset] = key  # type: ignore[assignment]  # there is a queue, so there is a key
                     if queue.pass_over(partition, offset):
                         self._note_passed(queue)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 
+BUSY = 500  # messages that keep a subscriber busy, whatever its window is: few handlers run for so many at a time
 SHARE = 100  # messages for each subscriber: so many or more are distributed in one piece
 
 
@@ -85,6 +86,10 @@ class RoundRobin:
         """Return how many subscribers have room."""
         return sum(subscriber.room > 0 for subscriber in self._ring)
 
+    def has_short_subscriber(self) -> bool:
+        """Return whether a subscriber has so much room that it must not wait for one that has none."""
+        return any(is_short(subscriber, subscriber.room) for subscriber in self._ring)
+
     def distribute(self, first: int, count: int) -> list[tuple[JoinedSubscriber, range]]:
         """Distribute fresh messages in turn, as far as there is room, moving the turn on."""
         members = self._ring
@@ -97,6 +102,11 @@ class RoundRobin:
         self._ring = self._ring[count:] + self._ring[:count]
 
 
+def is_short(subscriber: JoinedSubscriber, room: int) -> bool:
+    """Return whether less than half of its window is taken, or so few messages that it may be idle."""
+    return room > 0 and subscriber.window - room < max(subscriber.window / 2, BUSY)
+
+
 class Turns:
     """The rooms of all subscribers while messages are distributed by key, and the next one in turn that has room."""
 
@@ -105,6 +115,7 @@ class Turns:
         self.left = sum(self.rooms.values()) if limit is None else min(limit, sum(self.rooms.values()))
         self._round_robin = round_robin
         self._members = list(self.rooms)
+        self._short = [member for member in self._members if is_short(member, self.rooms[member])]
         self._at = 0
 
     def next(self) -> JoinedSubscriber:
@@ -115,6 +126,14 @@ class Turns:
             self._at = (self._at + 1) % len(members)
             if rooms[member] > 0:
                 return member
+
+    @property
+    def has_short_subscriber(self) -> bool:
+        """True while a subscriber has so much room that it must not wait for one that has none."""
+        short = self._short
+        while short and not is_short(short[-1], self.rooms[short[-1]]):
+            short.pop()
+        return bool(short)
 
     def room(self, member: JoinedSubscriber) -> int:
         """Return how many messages may go to this subscriber now."""
