@@ -6,6 +6,7 @@ from itertools import groupby, islice
 
 from qb.core.pacing import AT_ONCE
 from qb.core.subscriptions.failures import take_back_due
+from qb.core.subscriptions.messages.adaptive_window import MOST_BY_KEY
 from qb.core.subscriptions.messages.cursor import Cursor
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.message_records import MessageRecord, MessageState
@@ -196,7 +197,10 @@ def _shares(state: SubscriptionState, room: int) -> list[tuple[Cursor, int]]:
 
 def _lease_fresh(state: SubscriptionState, cursor: Cursor, count: int, now: float) -> list[PushDecision]:
     if state.keyed is not None:
-        return _lease_by_key(state, state.keyed, cursor, count, now)
+        (subscriber, *others) = state.round_robin
+        if others or state.waiting or subscriber.window > MOST_BY_KEY:
+            return _lease_by_key(state, state.keyed, cursor, count, now)
+        return _lease_whatever_the_keys(state, subscriber, cursor, count, now)
     count = min(count, cursor.end - cursor.next)
     distributed = state.round_robin.distribute(cursor.next, count)
     state.move(cursor, cursor.next + count, cursor.end)
@@ -205,9 +209,24 @@ def _lease_fresh(state: SubscriptionState, cursor: Cursor, count: int, now: floa
     return [PushDecision(subscriber.name, cursor.partition, (run,), 1) for subscriber, run in distributed]
 
 
+def _lease_whatever_the_keys(
+    state: SubscriptionState, subscriber: JoinedSubscriber, cursor: Cursor, count: int, now: float
+) -> list[PushDecision]:
+    """Lease fresh messages of key_shared to the only subscriber, in their order, and keep their keys with the lease."""
+    keys = tuple(cursor.take_keys(min(count, subscriber.room)))
+    if not keys:
+        return []
+    run = range(cursor.next, cursor.next + len(keys))
+    cursor.held_up_by = None
+    state.move(cursor, run.stop, cursor.end)
+    state.lease(subscriber, cursor.partition, run, 1, recorded=False, now=now, keys=keys)
+    return [PushDecision(subscriber.name, cursor.partition, (run,), 1)]
+
+
 def _lease_by_key(
     state: SubscriptionState, keyed: KeyOrderedQueue, cursor: Cursor, count: int, now: float
 ) -> list[PushDecision]:
+    state.put_in_key_queues()
     already, cursor.held_up_by = len(cursor.passed), None
     looked_at, given = keyed.distribute(cursor, state.round_robin, count)
     cursor.take_keys(looked_at)

@@ -102,6 +102,7 @@ def died(state: SubscriptionState, name: str, now: float) -> None:
 def _depart(state: SubscriptionState, departure: Departure) -> None:
     """Take a subscriber out, and begin to take back what it held; decide() goes on with what is left."""
     subscriber = departure.subscriber
+    state.put_in_key_queues()
     del state.subscribers[subscriber.name]
     state.round_robin.leave(subscriber)
     state.share_windows()

@@ -46,7 +46,7 @@ def ack_scattered(
         end = bisect_left(offsets, lease.offsets.stop)
         released, others = state.release_scattered(subscriber, lease, offsets[:end])
         subscriber.looked_at += 1 + end // 10
-        state.settle_fresh(cursor, (released,))
+        state.settle_fresh(cursor, lease, (released,))
         state.settlements.note(cursor, released, now, f"acked by {name}")
         _note_acked(state, subscriber, len(released), now)
         offsets = others + offsets[end:]
@@ -88,7 +88,7 @@ def _settle_leased(state: SubscriptionState, cursor: Cursor, lease: Lease, part:
         for offset in chain.from_iterable(released):
             state.settle(cursor.leased[offset])
     else:
-        state.settle_fresh(cursor, released)
+        state.settle_fresh(cursor, lease, released)
     return released
 
 

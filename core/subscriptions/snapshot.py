@@ -155,10 +155,14 @@ def merged(
 def _partition(state: SubscriptionState, cursor: Cursor) -> PartitionSnapshot:
     if state.keyed is None:
         return PartitionSnapshot(cursor.partition, cursor.start, cursor.next, list(_open_runs(state, cursor)))
-    return PartitionSnapshot(cursor.partition, cursor.start, cursor.next, [], list(_keyed_messages(cursor)))
+    return PartitionSnapshot(cursor.partition, cursor.start, cursor.next, [], list(_keyed_messages(state, cursor)))
 
 
-def _keyed_messages(cursor: Cursor) -> Iterator[KeyedMessages]:
+def _keyed_messages(state: SubscriptionState, cursor: Cursor) -> Iterator[KeyedMessages]:
+    for subscriber in state.subscribers.values() if state.in_rows else ():
+        for lease in subscriber.leases(cursor.partition):
+            for run, keys in lease.keys_held():
+                yield KeyedMessages(1, list(run), list(keys))
     if cursor.keys:
         yield KeyedMessages(1, list(cursor.keys), list(cursor.keys.values()))
     if cursor.passed:

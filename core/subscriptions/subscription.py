@@ -14,6 +14,7 @@ from qb.core.subscriptions import failures, snapshot
 from qb.core.subscriptions import save_urgency as saving
 from qb.core.subscriptions import settlement as settle
 from qb.core.subscriptions import subscription_report as report
+from qb.core.subscriptions.messages.adaptive_window import MOST, MOST_BY_KEY
 from qb.core.subscriptions.messages.deadlines import NEVER
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.message_records import MessageRecord, MessageState
@@ -210,7 +211,8 @@ class Subscription:
             raise SubscriptionBusy(f"subscription {state.name!r} is exclusive and {holder!r} has joined it")
         if window is not None:
             check_between("window", window, 1, LARGEST_WINDOW)
-        subscriber = JoinedSubscriber(name, state.options.window(window), announces)
+        widest = MOST if state.keyed is None else MOST_BY_KEY
+        subscriber = JoinedSubscriber(name, state.options.window(window), announces, widest)
         state.subscribers[name] = subscriber
         state.round_robin.join(subscriber)
         state.share_windows()
@@ -307,6 +309,7 @@ class Subscription:
         if leased or offset in cursor.waiting or offset in cursor.passed or not cursor.dropped <= offset < cursor.next:
             return False
         record = MessageRecord(partition, offset, key=key)
+        state.put_in_key_queues()
         if state.keyed is not None:
             state.keyed.admit(record)
         state.make_ready(record)

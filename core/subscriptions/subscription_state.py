@@ -8,6 +8,7 @@ from itertools import chain
 from random import Random
 from typing import TypeVar
 
+from qb.core.pacing import spend
 from qb.core.subscriptions.messages.cursor import Cursor
 from qb.core.subscriptions.messages.deadlines import NEVER, Deadlines
 from qb.core.subscriptions.messages.departures import Departure
@@ -56,6 +57,7 @@ class SubscriptionState:
         self.nacked = 0
         self.redelivered = 0
         self.dead_lettered = 0
+        self.in_rows = 0  # messages in flight that have no key queues: their leases have the keys
         self.cursors = {partition: Cursor(partition, start) for partition, start in sorted(starts.items())}
         self.fresh: OrderedDict[int, Cursor] = OrderedDict()  # those with fresh messages at hand, in turn
         self.rounds = 0  # in which fresh messages went out
@@ -143,9 +145,16 @@ class SubscriptionState:
         recorded: bool,
         now: float,
         held: bytearray | None = None,
+        keys: tuple[str | None, ...] = (),
     ) -> Lease:
-        """Put a run in flight; of its offsets, those with a 1 in `held`, or all."""
+        """Put a run in flight; of its offsets, those with a 1 in `held`, or all.
+
+        If `keys` are given, the lease keeps them, and the messages have no key queues.
+        """
         lease = Lease(subscriber, partition, offsets, attempt, recorded, now, held)
+        if keys:
+            lease.keys, lease.keys_from = keys, offsets.start
+            self.in_rows += lease.count
         subscriber.add(lease)
         self.open.add(lease.count)
         self.deadlines.set(lease, now + self.options.ack_deadline)
@@ -156,7 +165,7 @@ class SubscriptionState:
         """End the lease of some messages and return those that were held; the caller says where they are now."""
         before = lease.count
         released = lease.subscriber.release(lease, part)
-        self.open.add(lease.count - before)
+        self._count_released(lease, before - lease.count)
         if released and lease.subscriber.started:
             lease.subscriber.started.difference_update((lease.partition, offset) for run in released for offset in run)
         self.changed.add(lease.partition)
@@ -170,14 +179,32 @@ class SubscriptionState:
         The caller says where those are now that were held.
         """
         released, others = subscriber.release_scattered(lease, offsets)
-        self.open.add(-len(released))
+        self._count_released(lease, len(released))
         if released and subscriber.started:
             subscriber.started.difference_update((lease.partition, offset) for offset in released)
         self.changed.add(lease.partition)
         return released, others
 
+    def _count_released(self, lease: Lease, count: int) -> None:
+        self.open.add(-count)
+        if lease.keys:
+            self.in_rows -= count
+
+    def put_in_key_queues(self) -> None:
+        """Let every message in flight have its key queue: from now on it matters which key it has."""
+        if self.keyed is None or not self.in_rows:
+            return
+        for subscriber in self.subscribers.values():
+            for lease in subscriber.leases():
+                for run, keys in lease.keys_held():
+                    self.keyed.take_in(self.cursors[lease.partition], run, keys, subscriber)
+                lease.keys = ()
+        spend(self.in_rows // 4)
+        self.in_rows = 0
+
     def take_back(self, lease: Lease, part: range) -> list[MessageRecord]:
         """End the lease of some messages and return them with their records, in offset order."""
+        self.put_in_key_queues()
         released = self.release(lease, part)
         cursor = self.cursors[lease.partition]
         records = []
@@ -245,9 +272,9 @@ class SubscriptionState:
         self.queue.settled(record)
         self.changed.add(record.partition)
 
-    def settle_fresh(self, cursor: Cursor, released: Iterable[Iterable[int]]) -> None:
-        """Forget messages that have no record; the caller has ended their leases."""
-        if self.keyed is not None:
+    def settle_fresh(self, cursor: Cursor, lease: Lease, released: Iterable[Iterable[int]]) -> None:
+        """Forget messages that have no record; the caller has ended this lease of them."""
+        if self.keyed is not None and not lease.keys:
             self.keyed.settled_fresh(cursor, chain.from_iterable(released))
 
     def find_acked(self, subscriber: JoinedSubscriber, partition: int, run: range) -> list[tuple[Lease, range]]:
@@ -260,6 +287,7 @@ class SubscriptionState:
 
     def key_in_flight(self, lease: Lease, offset: int) -> str | None:
         """Return the key of a message that is held under this lease, in key_shared."""
+        self.put_in_key_queues()
         cursor = self.cursors[lease.partition]
         return cursor.leased[offset].key if lease.recorded else cursor.keys[offset]
 

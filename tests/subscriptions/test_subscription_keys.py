@@ -31,6 +31,27 @@ def test_one_key_goes_to_one_subscriber_in_order() -> None:
         assert offsets == sorted(offsets)
 
 
+def test_the_only_subscriber_gets_what_lies_together_in_one_run_whatever_the_keys_are() -> None:
+    bench = keyed("abcab.", "x")
+    bench.subscription.offer_keys(0, 0, bench.keys or [])
+    (push,) = bench.subscription.decide(bench.now)
+    assert isinstance(push, PushDecision)
+    assert push.runs == (range(6),)
+    assert bench.ack("x", 0, 3, 5) == 3
+    runs = [(run.first, run.attempts, run.key) for run in bench.subscription.snapshot().partitions[0].runs()]
+    assert runs == [(1, 1, "b"), (2, 1, "c"), (4, 1, "b")]
+
+
+def test_one_key_fills_the_window_of_the_only_subscriber_and_a_failure_takes_all_of_it_back_in_order() -> None:
+    count = 6_000
+    bench = keyed("a" * (count + 10), "x", max_in_flight=count)
+    assert bench.deliver() == {"x": list(range(count))}
+    assert bench.nack("x", 0)
+    assert bench.subscription.describe(bench.ends).in_flight == 0
+    assert bench.deliver() == {}
+    assert bench.wait(1)["x"] == list(range(key_queue.MOST_IN_FLIGHT))
+
+
 def test_messages_without_a_key_go_in_turn() -> None:
     bench = keyed("....", "x", "y")
     assert bench.deliver() == {"x": [0, 2], "y": [1, 3]}
@@ -235,9 +256,10 @@ def test_a_failure_among_many_messages_of_one_key_does_not_look_at_all_of_them()
     count = 500
     bench = keyed("a" * count, "x", max_in_flight=count)
     bench.deliver()
+    assert bench.nack("x", count - 1, delay=60)
     queue = bench.subscription._state.keyed.queue_of("a").recorded  # type: ignore[union-attr]
     queue.open = CountedItems(queue.open)
-    for offset in reversed(range(count)):
+    for offset in reversed(range(count - 1)):
         assert bench.nack("x", offset, delay=60)
     bench.deliver()
     assert queue.open.looked_at == 0
@@ -270,7 +292,7 @@ def test_what_was_offered_and_not_looked_at_is_wanted_again(monkeypatch: pytest.
 
 def test_a_full_key_goes_on_in_one_partition_when_it_backs_off_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_queue, "MOST_IN_FLIGHT", 4)
-    bench = Bench(0, "x", partitions=2, keys="aaaa", mode="key_shared")
+    bench = Bench(0, "x", "y", partitions=2, keys="aaaa", mode="key_shared")
     bench.ends[1] = 1
     assert sorted(bench.deliver()["x"]) == [0, 0, 1, 2]
     assert bench.subscription.nack("x", 1, 0, bench.now)

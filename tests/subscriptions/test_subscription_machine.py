@@ -101,6 +101,7 @@ class Machine(RuleBasedStateMachine):
             for module in (failures, dispatch):
                 self.patches.setattr(module, "AT_ONCE", 2)
             self.patches.setattr(dispatch, "REDELIVERED_AT_ONCE", 3)
+            self.patches.setattr(dispatch, "MOST_BY_KEY", 5)
             self.patches.setattr(key_queue, "MOST_IN_FLIGHT", 4)
             self.patches.setattr(round_robin, "BUSY", 2)
         self.now = 1000.0
@@ -601,6 +602,8 @@ class Machine(RuleBasedStateMachine):
         assert state.waiting == sum(len(cursor.waiting) + len(cursor.passed) for cursor in cursors)
         assert state.delivered == sum(cursor.next for cursor in cursors)
         assert state.fresh == {cursor.partition: cursor for cursor in cursors if cursor.next < cursor.end}
+        leases = [lease for holder in state.holders() for lease in holder.leases()]
+        assert state.in_rows == sum(lease.count for lease in leases if lease.keys)
         for subscriber in state.subscribers.values():
             indexes = subscriber.partitions().values()
             held = [lease for index in indexes for lease in index]

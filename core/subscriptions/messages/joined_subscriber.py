@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from qb.core.pacing import AT_ONCE
-from qb.core.subscriptions.messages.adaptive_window import LEAST, AdaptiveWindow
+from qb.core.subscriptions.messages.adaptive_window import LEAST, MOST, AdaptiveWindow
 from qb.core.subscriptions.messages.leases import Lease, LeaseIndex
 from qb.core.wire.offset_runs import intersect
 
@@ -18,10 +18,10 @@ MOST_ACKED = 10 * AT_ONCE  # messages that one step acks: each costs about a ten
 class JoinedSubscriber:
     """One joined subscriber."""
 
-    def __init__(self, name: str, window: int | None, announces: bool) -> None:
-        """`window` is fixed; None: it adapts itself."""
+    def __init__(self, name: str, window: int | None, announces: bool, widest: int = MOST) -> None:
+        """`window` is fixed; None: it adapts itself, and is at most so wide."""
         self.name = name
-        self.adapting = AdaptiveWindow() if window is None else None
+        self.adapting = AdaptiveWindow(widest) if window is None else None
         self._fixed = LEAST if window is None else window
         self._most: int | None = None  # of its user and its address; None: they have no quota
         self.share(1)

@@ -47,6 +47,8 @@ class Lease(msgspec.Struct, eq=False, gc=False):
     since: float
     _held: bytearray | None = None  # a 1 for each offset that is held; None: all are
     count: int = 0  # messages that are held
+    keys: tuple[str | None, ...] = ()  # in key_shared, of the run as it was pushed, if its messages have no key queues
+    keys_from: int = 0  # the offset of the first of them
     due: float = 0.0  # the deadline; set by Deadlines
     bits: int = 0  # of its length; set by LeaseIndex
 
@@ -68,6 +70,12 @@ class Lease(msgspec.Struct, eq=False, gc=False):
             runs.append(part[at:end])
             at = marks.find(1, end)
         return runs
+
+    def keys_held(self) -> Iterator[tuple[range, tuple[str | None, ...]]]:
+        """Yield the runs that are held, each with its keys, if the lease has the keys."""
+        for run in self.held() if self.keys else ():
+            first = self.keys_from
+            yield run, self.keys[run.start - first : run.stop - first : run.step]
 
     def release(self, part: range) -> list[range]:
         """Hold these no longer, a run out of its offsets; returns those that were held."""
@@ -112,6 +120,7 @@ class Lease(msgspec.Struct, eq=False, gc=False):
     def split(self, part: range) -> Lease:
         """Return a new lease of what is held of the part; this one holds it no longer. Some of it must be held."""
         new = Lease(self.subscriber, self.partition, part, self.attempt, self.recorded, self.since)
+        new.keys, new.keys_from = self.keys, self.keys_from
         if self._held is not None:
             new._held = self._held[self._slice(part)]
         new.count = sum(map(len, self.release(part)))

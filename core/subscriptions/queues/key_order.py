@@ -6,7 +6,7 @@ that cannot go out are passed over: they wait behind their key. Only a message t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count, islice
 
@@ -150,6 +150,18 @@ class KeyOrderedQueue:
             offset = cursor.end
         turns.end()
         return offset - cursor.next, {member: offsets for member, offsets in given.items() if offsets}
+
+    def take_in(self, cursor: Cursor, run: range, keys: Sequence[str | None], owner: JoinedSubscriber) -> None:
+        """Put messages in flight into the queues of their keys, behind all that are there."""
+        partition, queues = cursor.partition, self._keys
+        cursor.keys.update(zip(run, keys, strict=True))
+        for offset, key in zip(run, keys, strict=True):
+            if key is not None:
+                queue = queues.get(key)
+                if queue is None:
+                    queue = queues[key] = KeyQueue(key)
+                queue.owner = owner
+                queue.fresh[partition, offset] = None
 
     def pass_on(self, round_robin: RoundRobin, limit: int | None) -> PassedOn:
         """Take out messages that were passed over, by subscriber and partition, as far as there is room."""
