@@ -211,7 +211,9 @@ class KeyOrderedQueue:
             if key is not None:
                 queue = queues[key]
                 del queue.fresh[partition, offset]
-                if not queue.fresh:
+                if queue.is_empty:
+                    del queues[key]
+                elif not queue.fresh:
                     self._let_go(key, queue)
                 elif queue.passed:
                     freed[queue] = None

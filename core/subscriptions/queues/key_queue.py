@@ -110,6 +110,11 @@ class KeyQueue(msgspec.Struct, eq=False, gc=False):
         """True if a fresh message may go out now, given room; nothing of the key waits, in any partition."""
         return self._recorded is None and not self.passed and len(self.fresh) < MOST_IN_FLIGHT
 
+    @property
+    def is_empty(self) -> bool:
+        """True if it has no message, and never had one with a record."""
+        return not (self.fresh or self.passed or self._recorded)
+
     def up_to(self, position: MessagePosition) -> list[MessagePosition]:
         """Return what is in flight of a partition up to a position, in order."""
         partition, offset = position
