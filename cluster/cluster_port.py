@@ -57,6 +57,11 @@ class ClusterPort:
         self._listeners, self._tls = listeners, tls
         self.welcome: Welcome | None = None  # takes the relays while this broker owns the cell
 
+    @property
+    def is_encrypted(self) -> bool:
+        """Do only peers with a certificate of the cluster get in?"""
+        return self._tls is not None
+
     async def run(self) -> None:
         """Accept connections, for ever."""
         async with trio.open_nursery() as nursery:

@@ -40,7 +40,8 @@ class RelayedPeers:
         if door is None or self._peers is None or self._sessions is None:
             raise RelayRefused(f"there is no door {preamble.door} here")
         transport = self._peers.transport(RelayedTransport, sock)
-        transport.common_name = preamble.principal
+        # Without certificates any program on this machine can connect here, and say that it passes on whom it likes.
+        transport.common_name = preamble.principal if self._port.is_encrypted else None
         try:
             self._peers.admit(transport, preamble.host, f"{preamble.host}:{preamble.port}", door, self._sessions)
         except ValueError:

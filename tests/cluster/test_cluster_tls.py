@@ -161,6 +161,21 @@ async def test_rights_hold_through_a_follower_as_at_the_owner(
             assert (await lines.receive())["ok"]
 
 
+@pytest.mark.parametrize("encrypted", [False, True])
+async def test_the_certificate_of_a_peer_that_is_passed_on_is_believed_from_a_certified_broker_alone(
+    tmp_path: Path, certificates: Certificates, encrypted: bool
+) -> None:
+    users = tmp_path / "users"
+    users.write_text("user edge cert:CN=edge manage:a\n")
+    users.chmod(0o600)
+    cluster = certificates("ours") if encrypted else ClusterSettings()
+    claimed = encode_preamble(RelayPreamble("main", EPOCH, "json", "10.0.0.9", 50_000, "edge"))
+    async with opened_pair(tmp_path, users_file=str(users), cluster=cluster) as pair:
+        line = b'{"type":"createTopic","topic":"a"}\n'
+        answer = json.loads(await said_to(pair.cluster_address, cluster_tls(cluster), claimed + encode_data(line)))
+        assert answer["ok"] == encrypted
+
+
 def test_a_cluster_port_beyond_loopback_needs_certificates() -> None:
     storage = StorageSettings(engine="jetstream")
     bare, secured = ClusterSettings(host="0.0.0.0"), ClusterSettings(host="0.0.0.0", tls_cert="c", tls_ca="a")
