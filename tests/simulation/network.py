@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -261,7 +261,7 @@ class SimulatedPoll:
         self._attended: dict[SimulatedSocket, tuple[Take, int]] = {}
         self._changed = trio.lowlevel.ParkingLot()
 
-    def add(self, sock: SimulatedSocket, take: Take, portion: int = 0) -> None:
+    def add(self, sock: SimulatedSocket, take: Take, portion: int = 0, account: Hashable = None) -> None:
         self._attended[sock] = take, portion
         sock.connection.to_broker.watcher = self._changed
         self._changed.unpark_all()
