@@ -41,8 +41,8 @@ PROMISES = {
     "replicated": "acks mean that most NATS nodes have it on disk",
 }  # by the durability of the engine
 
-USAGE = """usage: python server.py [--print-config] [--version] [--SETTING VALUE ...]
-       python server.py cluster --data-dir DIR [--nodes 3] [--base-port 9999]   a whole cluster on this machine
+USAGE = """usage: qb-server [--print-config] [--version] [--SETTING VALUE ...]
+       qb-server cluster --data-dir DIR [--nodes 3] [--base-port 9999]   a whole cluster on this machine
 
 Runs the broker until SIGINT or SIGTERM, or until its terminal closes. Flags win over the environment, the environment
 over the file named by QB_CONFIG_FILE or --config-file, the file over the defaults."""
