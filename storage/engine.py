@@ -293,7 +293,10 @@ class Metadata(Protocol):
         """Return the value under `key`."""
 
     def under(self, prefix: str) -> Mapping[str, MetadataEntry]:
-        """Return every entry whose key starts with `prefix`, sorted by key."""
+        """Return every entry whose key starts with `prefix`, sorted by key; there should be no more than thousands."""
+
+    def keys(self) -> list[str]:
+        """Return all keys, in any order: for those who read millions of entries in portions."""
 
     def watch(self, prefix: str, changed: Callable[[Mapping[str, Any | None]], None]) -> None:
         """Call `changed` with all values under a prefix, now, and with those that have changed (None: gone) later.

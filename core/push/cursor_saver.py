@@ -7,6 +7,7 @@ date has a deadline, and a save that fails sets it again, so no ack stays unsave
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -20,7 +21,6 @@ from qb.core.subscriptions.messages.deadlines import NEVER, Deadlines
 from qb.core.subscriptions.save_urgency import SaveUrgency
 from qb.core.wire.errors import BrokerError, Internal, UnknownSubscription
 from qb.storage.engine import Metadata
-from qb.storage.faults import Faults
 
 SAVE_INTERVAL = 0.1  # seconds by which a state on disk may lag behind; all that may lag are saved at the same moments
 SPACING = 0.05  # seconds between two saves of a subscription if a window is full, but most of it is being handled
@@ -30,6 +30,8 @@ QUICK = 3
 NEWEST = 0.125  # the weight of the last save in how long one takes
 SHARE = 4  # taking snapshots of a subscription takes at most one part in so many of the time
 RETRY = 1.0  # seconds until the next try when one has failed
+
+log = logging.getLogger("qb.cursors")
 
 
 class CursorSaver:
@@ -43,7 +45,6 @@ class CursorSaver:
         self._began = self._takes = 0.0  # when the last transaction began, and how long one takes, in seconds
         self._under_way = False  # is there a transaction? Then what is due waits for its end
         self._not_before = 0.0  # a save has failed: give the disk some time
-        self._faults = Faults()
         self._wake = trio.Event()
         self._wakes_at = NEVER  # when the timer looks again by itself
 
@@ -154,13 +155,20 @@ class CursorSaver:
             self._takes += NEWEST * (trio.current_time() - self._began - self._takes)
             for save in saves:
                 self._end(save.waiters, error)
-                with self._faults.contained(f"the end of a save of subscription {save.active.name}"):
-                    if error is None:
-                        self._saved(save)
+                if error is None:
+                    self._saved_or_retry(save)
         finally:
             self._under_way = False
             self._begin(trio.current_time())
             self._set_timer()
+
+    def _saved_or_retry(self, save: PendingSave) -> None:
+        """Let the subscription go on; if that fails it is saved once more, so that no slot of a window stays taken."""
+        try:
+            self._saved(save)
+        except Exception as fault:
+            save.active.subscription.not_saved(save.changes)
+            self._retry_later(save.active, fault)
 
     def _saved(self, save: PendingSave) -> None:
         save.active.saving.fault.end()
@@ -181,13 +189,24 @@ class CursorSaver:
         await waiter.wait()
 
     async def finish(self, subscriptions: Iterable[ActiveSubscription]) -> None:
-        """Make durable what is out of date. Raises BrokerError."""
+        """Make durable what is out of date, as many transactions as that takes. Raises BrokerError if one failed."""
+        now, waiters = trio.current_time(), list[SaveWaiter]()
         for active in subscriptions:
-            due = active.subscription.dirty or active.saving.due < NEVER
-            if due and (save := self._snapshot_or_retry(active, trio.current_time())):
-                for key, value in changed(active.name, save.changes).items():
-                    self._metadata.put_soon(key, value)
-        await self._metadata.flush()
+            if active.subscription.dirty or active.saving.due < NEVER:
+                waiters.append(SaveWaiter())
+                active.saving.waiters.append(waiters[-1])
+                self._deadlines.set(active.saving, now)
+        self._begin(now)
+        failed: BrokerError | None = None
+        for waiter in waiters:
+            try:
+                await waiter.wait()
+            except BrokerError as error:
+                failed = error
+            except Exception:
+                log.debug("one of the states was not saved; its subscription has said why", exc_info=True)
+        if failed is not None:
+            raise failed
 
     def _take(self, active: ActiveSubscription, now: float) -> PendingSave:
         saving = active.saving

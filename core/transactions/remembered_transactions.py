@@ -90,12 +90,14 @@ class RememberedTransactions:
         new = {record.key for record in records if self._metadata.get(record.key) is None}
 
         def written(error: BrokerError | None) -> None:
-            if error is None:
-                self._ids += len(new)
-                for record in records:
-                    self._ended.pop(record.transaction, None)
-                    self._note_end(record)
-            done(error)
+            try:
+                if error is None:
+                    self._ids += len(new)
+                    for record in records:
+                        self._ended.pop(record.transaction, None)
+                        self._note_end(record)
+            finally:  # whatever we could not note: the decision is made, or is not
+                done(error)
 
         self._metadata.put_then({record.key: record.encoded for record in records}, written)
 

@@ -50,6 +50,7 @@ ROUND = 64  # transactions that are decided in one step
 # without a durable receipt than a log remembers ranges for (TRANSACTION_RANGES): so a start finds all their offsets.
 MOST_STORING = 128
 MOST_NOTES = 10  # finished transactions that a start names
+OWN_FAULT = "internal error; the broker's log has the details"
 
 
 class TransactionCommits:
@@ -166,7 +167,7 @@ class TransactionCommits:
             request.settle(error)
         except Exception:
             logger.exception("transaction %r: a request failed by a fault of ours", request.transaction)
-            request.settle(Internal("internal error; the broker's log has the details"))
+            request.settle(Internal(OWN_FAULT))
 
     # Committing
 
@@ -297,14 +298,18 @@ class TransactionCommits:
         for each in decided:
             each.copying.hold()
         self._deciding = True
-        self._remembered.write_then([each.decision for each in decided], partial(self._written_down, decided))
+        try:
+            self._remembered.write_then([each.decision for each in decided], partial(self._written_down, decided))
+        except Exception:
+            logger.exception("decisions of transactions could not be written by a fault of ours")
+            self._written_down(decided, Internal(OWN_FAULT))
 
     def _written_down(self, decided: Sequence[UnfinishedTransaction], error: BrokerError | None) -> None:
         """Carry durable decisions out; if they could not be written, nothing was decided."""
         self._deciding = False
         if error is None:
             self._unfinished |= {each.decision.transaction: each for each in decided}
-            self._decided += [group for group in grouped(decided) if not self._show_at_once(group)]
+            self._decided += [group for group in grouped(decided) if not self._shown_at_once(group)]
         else:
             for each in decided:
                 each.copying.release()
@@ -316,6 +321,14 @@ class TransactionCommits:
             self._requested.set()
 
     # Finishing
+
+    def _shown_at_once(self, group: UnfinishedGroup) -> bool:
+        """Show a group as _show_at_once() does. If that fails the task goes on with it, as with any that fails."""
+        try:
+            return self._show_at_once(group)
+        except Exception:
+            logger.exception("transactions could not be shown at once by a fault of ours")
+            return False
 
     def _show_at_once(self, group: UnfinishedGroup) -> bool:
         """Give the logs what lies in the decisions, and show it if that needs no waiting; False: the task goes on.
@@ -370,7 +383,7 @@ class TransactionCommits:
         for member, receipt in zip(group.members, receipts, strict=True):
             self._remember_end(member.copying, ended(member.decision, receipt), early=early)
             member.copying.release(early=early)
-            del self._unfinished[member.decision.transaction]
+            self._unfinished.pop(member.decision.transaction, None)  # not there if a fault broke this off before
         self.committed += len(receipts)
         for member, receipt in zip(group.members, receipts, strict=True):
             member.finished(receipt)

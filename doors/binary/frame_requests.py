@@ -41,7 +41,7 @@ from qb.storage.stages.transaction_records import CommittedTransaction, DecidedM
 
 PROTOCOL = "1"
 TRANSACTION_BYTES = 65_536  # that one TRANSACTION frame carries: they lie in the metadata until they are copied
-Done = Callable[[bytes | BrokerError], None]  # called with the answer to a request, or why it is refused
+Done = Callable[[Callable[[], bytes]], None]  # called with what makes the answer, or raises why there is none
 QUEUED_LIMIT = 1 << 20  # replies that a peer has not read: past this, its requests are not read either
 
 
@@ -137,7 +137,7 @@ class FrameRequests:
     def _request_at_once(self, frame: Frame, done: Done) -> bool:
         answer = call_at_once(self._broker, frame.properties.get("method", ""), frame.body, self._identity)
         if answer is not None:
-            done(success(frame, body=answer))
+            done(partial(success, frame, body=answer))
         return answer is not None
 
     async def _create_topic(self, frame: Frame) -> bytes:
@@ -212,10 +212,7 @@ class FrameRequests:
             _add(content, where, count, frames)
 
         def committed(outcome: CommittedTransaction | BrokerError) -> None:
-            if isinstance(outcome, BrokerError):
-                done(outcome)
-            else:
-                done(success(frame, body=msgspec.json.encode(outcome)))
+            done(partial(_transaction_answer, frame, outcome))
 
         self._broker.transactions.publish_then(wanted.transaction, wanted.number, list(content.values()), committed)
         return True
@@ -232,6 +229,13 @@ class FrameRequests:
         client_id = frame.properties.get("client_id") or frame.properties.get("publisher_id")
         if client_id:
             self.name = f"{client_id[:80]} ({self.name.rpartition('(')[2].rstrip(')')})"
+
+
+def _transaction_answer(frame: Frame, outcome: CommittedTransaction | BrokerError) -> bytes:
+    """Return the answer to a TRANSACTION frame. Raises why it was not committed."""
+    if isinstance(outcome, BrokerError):
+        raise outcome.with_traceback(None)
+    return success(frame, body=msgspec.json.encode(outcome))
 
 
 def _whole_transaction(frame: Frame) -> WholeTransactionArguments:

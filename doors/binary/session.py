@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from math import inf
 
@@ -107,6 +108,8 @@ class Session:
                 while await self._listen():
                     while self._wait is not None:
                         await self._wait()
+                        if must_give_way():
+                            await trio.lowlevel.checkpoint()
                         self._wait = self._handle_received()
             if self._broken_off is not None:
                 raise self._broken_off
@@ -273,15 +276,15 @@ class Session:
             self._waiting[frame.type] -= not begun
         return begun
 
-    def _answer_later(self, frame: Frame, answer: bytes | BrokerError) -> None:
-        """Answer what was begun in an earlier step, or in this one."""
+    def _answer_later(self, frame: Frame, answer: Callable[[], bytes]) -> None:
+        """Answer what was begun in an earlier step, or in this one. Raises nothing."""
         self._waiting[frame.type] -= 1
         self._answered.set()
         try:
-            if isinstance(answer, BrokerError):
-                self._refuse(frame, answer)
-            else:
-                self._transport.send(answer)
+            try:
+                self._transport.send(answer())
+            except BrokerError as error:
+                self._refuse(frame, error)
         except SessionEnded as last:
             self.drain(str(last))
         except Exception as fault:

@@ -89,7 +89,11 @@ class MetadataStore:
         return None if stored is None else _decoded(stored)
 
     def under(self, prefix: str) -> Mapping[str, MetadataEntry]:
-        return {key: _decoded(self._entries[key]) for key in sorted(self._entries) if key.startswith(prefix)}
+        keys = sorted([key for key in self._entries if key.startswith(prefix)])
+        return {key: _decoded(self._entries[key]) for key in keys}
+
+    def keys(self) -> list[str]:
+        return list(self._entries)
 
     def entries(self) -> Entries:
         """Return all that is durable, as it is stored."""
@@ -186,12 +190,16 @@ class MetadataStore:
         writes, self._pending = self._pending, []
         self._lagging.clear()
         self._writing = writes
-        changes = decide(self._entries, writes)
+        try:
+            changes = decide(self._entries, writes)
+            body = encode_changes(changes.items())
+        except Exception as fault:  # one of ours: else nothing would be written ever again
+            self._committed(writes, {}, fault)
+            return
         finished = partial(self._committed, writes, changes)
         if not changes and not any(write.needs_record for write in writes):
             finished(0.0)  # all that was given before is durable
             return
-        body = encode_changes(changes.items())
         commit = MetadataCommit(self._log, body, changes, self._entries)
         wanted = len(writes) - sum([write.lags for write in writes])
         if wanted < 2 and self._committer.may_hold_loop and self._log.is_short(body):
@@ -219,7 +227,7 @@ class MetadataStore:
         if isinstance(result, BaseException):
             self._take_back(writes, result)
         else:
-            self._apply(changes)
+            self._apply_or_refuse(writes, changes)
             if result:
                 self._pace.note(result)
         if any(not write.lags for write in self._pending):
@@ -227,6 +235,16 @@ class MetadataStore:
         elif self._pending:
             self._some_lag.set()
         self._answer(writes)
+
+    def _apply_or_refuse(self, writes: Sequence[MetadataWrite], changes: Changes) -> None:
+        """Have what is durable now be in force. A fault of ours leaves no writer without an answer."""
+        try:
+            self._apply(changes)
+        except Exception as fault:
+            refusal = _refusal(fault, self._log)
+            logger.exception("%s", refusal)
+            for write in writes:
+                write.outcome = refusal
 
     def _answer(self, writes: Sequence[MetadataWrite]) -> None:
         for write in writes:

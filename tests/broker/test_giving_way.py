@@ -17,6 +17,7 @@ from qb.core.wire.frames import encode_frame
 from qb.doors.binary import session
 from qb.doors.binary.publish_runs import ANSWERED_EACH
 from tests.support.disk import patch_sync
+from tests.support.push_peers import a_fast_peer, a_topic
 from tests.support.waiting import until
 
 COUNT = 1_000
@@ -53,6 +54,23 @@ async def test_publishes_give_way_between_two_runs(a_broker, monkeypatch, proper
         answers = [await peer.receive() for _ in range(COUNT)]
     assert sorted(answer.sequence_number for answer in answers) == list(range(COUNT))
     assert len(given_way) >= portions - 1
+
+
+async def test_requests_that_wait_for_nothing_give_way_between_two(a_broker, monkeypatch):
+    given_way = []
+    monkeypatch.setattr(session, "must_give_way", lambda: given_way.append(1) or True)
+    async with a_broker() as connect:
+        operator = await a_topic(connect)
+        frames = []
+        for number in range(20):
+            await operator.call("create_subscription", subscription_id=f"s{number}", topic="a")
+            frames.append(encode_frame(T.SUBSCRIBE, number, 0, {"subscription_id": f"s{number}"}, b""))
+        peer = await a_fast_peer(connect)
+        given_way.clear()
+        await peer.stream.send_all(b"".join(frames))
+        answers = [await peer.receive() for _ in range(20)]
+    assert [answer.sequence_number for answer in answers] == list(range(20))
+    assert len(given_way) >= 19
 
 
 @pytest.mark.parametrize("dialect", ["basic", "fast"])
