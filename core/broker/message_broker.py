@@ -107,6 +107,11 @@ class MessageBroker:
             keepers.start_soon(self.transactions.run)
             keepers.start_soon(keep_running, "measuring of storage", self.storage_use.run)
 
+    def drain(self) -> None:
+        """Begin to stop: what was received is finished, and nothing new begins."""
+        self.draining = True
+        self.subscriptions.deliveries.drain()
+
     async def _ensure_topic(self, topic: str, made_by: str) -> None:
         await self.topics.ensure(topic, made_by)
 

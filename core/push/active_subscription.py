@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 from weakref import ref
 
@@ -95,7 +95,6 @@ class ActiveSubscription:
         self.serving = False  # is a task of its own busy with it?
         self.again = False  # it changed while it was being served
         self.unfinished: PushRound | None = None  # what a round left for a task, since it has to wait
-        self.unwatch: list[Callable[[], None]] = []
         self.saving = SaveSchedule(self)
         self.known_keys = KnownKeys()
         self.message_bytes = float(READ_BYTES)  # of the messages read last; as large as can be until we know
@@ -122,6 +121,11 @@ class ActiveSubscription:
     def ends(self) -> dict[int, int]:
         """Return the visible end of each partition."""
         return {partition: log.end_offset for partition, log in self.logs.items()}
+
+    def with_unread(self, partitions: Iterable[int]) -> Iterator[int]:
+        """Yield those of these partitions that have messages beyond what is at hand."""
+        upcoming, logs = self.subscription.upcoming, self.logs
+        return (partition for partition in partitions if upcoming(partition) < logs[partition].end_offset)
 
     def to_read(self, now: float) -> Iterator[tuple[int, PartitionLog, int, int]]:
         """Yield where there are messages that could go out: partition, log, offset, and about how many bytes.

@@ -24,6 +24,7 @@ from qb.core.push.delivery_sinks import DeliverySink, PushedRun
 from qb.core.push.kept_cursors import KeptCursors
 from qb.core.push.serving_turns import ServingTurns
 from qb.core.push.stored_slices import Frames, collect, collect_recent
+from qb.core.push.watched_topics import WatchedTopics
 from qb.core.push.window_shares import WindowShares
 from qb.core.rights.quotas import Allowance
 from qb.core.subscriptions.messages.deadlines import NEVER, Deadlines
@@ -55,6 +56,8 @@ class DeliveryRounds:
         self._saver = CursorSaver(metadata, self.serve)
         self._active: dict[str, ActiveSubscription] = {}
         self._turns = ServingTurns()
+        self._watched = WatchedTopics(self._published)
+        self._draining = False
         self._tasks: dict[ActiveSubscription, None] = {}  # those that a task is to serve, in this order
         self._deadlines: Deadlines[ActiveSubscription] = Deadlines()
         self._shares = WindowShares(self.serve_soon)
@@ -96,10 +99,9 @@ class DeliveryRounds:
         new = {partition: each for partition, each in logs.items() if partition not in active.logs}
         active.logs = {**active.logs, **new}
         self._kept_cursors.add(len(new))
-        for partition, each in new.items():
+        for partition in new:
             active.subscription.add_partition(partition, 0)
-            if active.unwatch:
-                active.unwatch.append(each.watch(partial(self._published, active, partition)))
+        self._watched.partitions_added(active)
         self.read_again(active, new)
         self.serve_soon(active)
 
@@ -127,7 +129,7 @@ class DeliveryRounds:
 
     def leave(self, active: ActiveSubscription, sink: DeliverySink, *, died: bool) -> None:
         """A subscriber leaves or has died; the messages that it held go to the others."""
-        if active.sinks.pop(sink.name, None) is None:
+        if active.sinks.pop(sink.name, None) is None or (self._draining and not died):
             return
         self._shares.leave(active, sink)
         self._watch_logs(active)
@@ -137,23 +139,32 @@ class DeliveryRounds:
             active.subscription.leave(sink.name)
         self.serve_soon(active)
 
+    def drain(self) -> None:
+        """The broker stops: push nothing more.
+
+        What subscribers that leave from now on have in flight stays so. At the next start it is ready again all the
+        same, and there is nothing to save for it.
+        """
+        self._draining = True
+
+    async def leave_in_turn(self, active: ActiveSubscription, sink: DeliverySink, *, died: bool) -> None:
+        """The same for a connection that has ended: many may end together. Done even if the caller is cancelled."""
+        with trio.CancelScope(shield=True):
+            await self._in_turn(active, partial(self.leave, active, sink, died=died))
+
     def _watch_logs(self, active: ActiveSubscription) -> None:
         """Watch the logs while there are subscribers: a publish costs nothing for subscriptions without any."""
-        if active.sinks and not active.unwatch:
-            logs = active.logs.items()
-            active.unwatch = [each.watch(partial(self._published, active, partition)) for partition, each in logs]
+        if active.sinks and active not in self._watched:
+            self._watched.add(active)
             self.read_again(active, active.logs)
-            self._kept_cursors.add(len(logs))
         elif not active.sinks:
-            for unwatch in active.unwatch:
-                unwatch()
-            active.unwatch = []
+            self._watched.discard(active)
             active.unread.clear()
 
     def read_again(self, active: ActiveSubscription, partitions: Iterable[int]) -> None:
-        """Look at these partitions in the next round: there may be messages that were not offered yet."""
-        if active.unwatch:
-            active.unread.add(partitions)
+        """Look at these partitions in the next round, if they have messages that were not offered yet."""
+        if active in self._watched:
+            active.unread.add(active.with_unread(partitions))
 
     def _published(self, active: ActiveSubscription, partition: int) -> None:
         active.unread.add((partition,))
@@ -165,7 +176,7 @@ class DeliveryRounds:
         """This subscription has changed: serve it in turn, or at the next try if it is suspended."""
         if active.serving:
             active.again = True
-        elif not active.gone and not active.service.text:
+        elif not (active.gone or active.service.text or self._draining):
             self._serve_in_turn(active)
 
     def has_room(self, name: str) -> None:
@@ -179,7 +190,7 @@ class DeliveryRounds:
 
     def serve(self, active: ActiveSubscription) -> None:
         """This subscription has changed: serve it now if this pass of the event loop has time for it, else in turn."""
-        waits = active.serving or active.gone or active.service.text or active.unfinished
+        waits = active.serving or active.gone or active.service.text or active.unfinished or self._draining
         turn = None if waits else self._turns.this_pass()
         if turn is None:
             self.serve_soon(active)
@@ -190,9 +201,11 @@ class DeliveryRounds:
         """Make rounds until nothing is left to decide, the turn is over, or a task has to wait for something."""
         if active.serving:
             active.again = True
+        elif self._draining or active.gone:
+            return
         elif active.service.text or active.unfinished:
             self._serve_in_task(active)
-        elif not active.gone:
+        else:
             try:
                 self._make_rounds(active, turn)
             except Exception as error:
@@ -232,6 +245,7 @@ class DeliveryRounds:
                 rounds.start_soon(keep_running, "saving of subscriptions", self._saver.run)
                 await keep_running("deliveries", partial(self._start_rounds, rounds))
         finally:
+            self._turns.end()
             with trio.CancelScope(shield=True):
                 await self._finish()
 
@@ -258,7 +272,7 @@ class DeliveryRounds:
         """Do what the subscription decides until it decides nothing more."""
         active.again = True
         try:
-            while active.again and not active.gone:
+            while active.again and not active.gone and not self._draining:
                 active.again = False
                 await self._round(active)
             active.service.end()
@@ -333,6 +347,8 @@ class DeliveryRounds:
 
     def _decide(self, active: ActiveSubscription, chunks: Mapping[int, StoredChunk]) -> PushRound:
         """Offer the subscription what was read; returns what it decides."""
+        if self._draining:
+            return PushRound([], {}, {})
         subscription = active.subscription
         room = subscription.room()  # what is offered beyond it would have to be read again when it goes out
         for partition, chunk in chunks.items():

@@ -7,11 +7,12 @@ topic has.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
+from qb.core.pacing import portions
 from qb.core.subscriptions.snapshot import (
     PartitionSnapshot,
     SnapshotChanges,
@@ -34,20 +35,37 @@ class SavedSubscription(NamedTuple):
     made_by: str
 
 
-def load(metadata: Metadata) -> Iterator[SavedSubscription]:
-    """Yield every subscription that is kept."""
+async def load(metadata: Metadata) -> Iterator[SavedSubscription]:
+    """Return every subscription that is kept; none may change meanwhile. Others run in between."""
     heads: dict[str, SnapshotHead] = {}
     cursors: dict[str, list[PartitionSnapshot]] = {}
-    for key, entry in metadata.under("cursor/").items():
-        _, name, part = key.split("/")
-        if part == _HEAD:
-            heads[name] = msgspec.convert(entry.value, SnapshotHead)
-        else:
-            cursors.setdefault(name, []).append(msgspec.convert(entry.value, PartitionSnapshot))
-    for key, entry in metadata.under("subscription/").items():
+    made: list[str] = []
+    async for portion in portions(metadata.keys()):
+        for key in portion:
+            if key.startswith("cursor/") and (entry := metadata.get(key)) is not None:
+                _, name, part = key.split("/")
+                if part == _HEAD:
+                    heads[name] = msgspec.convert(entry.value, SnapshotHead)
+                else:
+                    cursors.setdefault(name, []).append(msgspec.convert(entry.value, PartitionSnapshot))
+            elif key.startswith("subscription/"):
+                made.append(key)
+    return _whole(metadata, sorted(made), heads, cursors)
+
+
+def _whole(
+    metadata: Metadata,
+    keys: Iterable[str],
+    heads: Mapping[str, SnapshotHead],
+    cursors: dict[str, list[PartitionSnapshot]],
+) -> Iterator[SavedSubscription]:
+    """Yield each as it was made, with what has changed since."""
+    for key in keys:
+        if (entry := metadata.get(key)) is None:
+            continue
         name, made = key.partition("/")[2], entry.value
         snapshot = msgspec.convert(made["snapshot"], SubscriptionSnapshot)
-        whole = merged(snapshot, heads.get(name), cursors.get(name, ()))
+        whole = merged(snapshot, heads.get(name), cursors.pop(name, ()))
         yield SavedSubscription(name, made["topic"], made["created_ms"], whole, made.get("made_by", ""))
 
 
@@ -57,11 +75,13 @@ def value_of(topic: str, created_ms: int, snapshot: SubscriptionSnapshot, made_b
     return {**value, "made_by": made_by} if made_by else value
 
 
-def changed(name: str, changes: SnapshotChanges) -> dict[str, Any]:
+def changed(name: str, changes: SnapshotChanges) -> Mapping[str, PartitionSnapshot | SnapshotHead]:
     """Return what is to be stored of a subscription that has changed, by key."""
-    values = {f"cursor/{name}/{each.partition}": msgspec.to_builtins(each) for each in changes.partitions}
+    values: dict[str, PartitionSnapshot | SnapshotHead] = {
+        f"cursor/{name}/{each.partition}": each for each in changes.partitions
+    }
     if changes.head is not None:
-        values[f"cursor/{name}/{_HEAD}"] = msgspec.to_builtins(changes.head)
+        values[f"cursor/{name}/{_HEAD}"] = changes.head
     return values
 
 

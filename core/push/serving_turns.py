@@ -23,12 +23,15 @@ class ServingTurns:
     def __init__(self) -> None:
         self._waiting: dict[Hashable, Callable[[Turn], None]] = {}
         self._wake = trio.Event()
+        self._ended = False
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def this_pass(self) -> Turn | None:
         """Return what is left of this pass for a call that is made at once; None: it has to wait."""
+        if self._ended:
+            return Turn()
         if self._waiting or (turn := Turn.of_this_pass()).is_over:
             return None
         return turn
@@ -64,6 +67,14 @@ class ServingTurns:
             self._waiting.pop(next(iter(self._waiting)))(turn)
             if turn.is_over:
                 return
+
+    def end(self) -> None:
+        """make_calls() is not called any more: tasks that wait go on now, and later calls are made at once."""
+        self._ended = True
+        waiting, self._waiting = self._waiting, {}
+        for owner, call in waiting.items():
+            if isinstance(owner, _WaitingCall):
+                call(Turn())
 
     async def wait(self, deadline: float) -> None:
         """Return in a later pass of the event loop: when a call waits, wake() was called, or the deadline is over."""

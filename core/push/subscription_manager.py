@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import trio
 
-from qb.core.pacing import AT_ONCE, portions
+from qb.core.pacing import AT_ONCE, must_give_way, portions
 from qb.core.positions import resolve
 from qb.core.push.active_subscription import ActiveSubscription
 from qb.core.push.dead_letters import DeadLetterReader, DeadLetterView, properties_of
 from qb.core.push.delivery_rounds import DeliveryRounds
-from qb.core.push.saved_subscriptions import all_keys, key_of, load, value_of
+from qb.core.push.saved_subscriptions import SavedSubscription, all_keys, key_of, load, value_of
 from qb.core.push.subscription_listing import description_of, summaries_of, summary_of, totals_of
 from qb.core.rights.known_users import KnownUsers
 from qb.core.settings import ServerSettings
@@ -63,23 +63,26 @@ class SubscriptionManager:
         self._shared = SharedRoom(settings.max_open_messages)
         self.deliveries = DeliveryRounds(engine.metadata, self._store_dead_letter)
         self._shared.has_room = self.deliveries.has_room
-        self._restore()
 
-    def _restore(self) -> None:
-        for saved in load(self._engine.metadata):
-            known = [partition.partition for partition in saved.snapshot.partitions]
-            if saved.topic not in self._engine.topics():
-                self._forget(saved.name, saved.topic, known)
-                continue
-            logs = self._logs(saved.topic)
-            restored = Subscription.restore(
-                saved.name, saved.snapshot, trio.current_time(), random.Random(), self._shared
-            )
-            for partition in logs.keys() - set(known):
-                restored.add_partition(partition, 0)  # it was added, and the broker stopped before this was saved
-            self.deliveries.add(
-                ActiveSubscription(saved.name, saved.topic, saved.created_ms, restored, logs, saved.made_by)
-            )
+    async def restore(self) -> None:
+        """Put what is kept into service, before any door opens. Others run in between."""
+        for saved in await load(self._engine.metadata):
+            if must_give_way():
+                await trio.lowlevel.checkpoint()
+            self._restore(saved)
+
+    def _restore(self, saved: SavedSubscription) -> None:
+        known = [partition.partition for partition in saved.snapshot.partitions]
+        if saved.topic not in self._engine.topics():
+            self._forget(saved.name, saved.topic, known)
+            return
+        logs = self._logs(saved.topic)
+        restored = Subscription.restore(saved.name, saved.snapshot, trio.current_time(), random.Random(), self._shared)
+        for partition in logs.keys() - set(known):
+            restored.add_partition(partition, 0)  # it was added, and the broker stopped before this was saved
+        self.deliveries.add(
+            ActiveSubscription(saved.name, saved.topic, saved.created_ms, restored, logs, saved.made_by)
+        )
 
     def _forget(self, name: str, topic: str, partitions: list[int]) -> None:
         """Remove what is kept of a subscription whose topic is gone."""

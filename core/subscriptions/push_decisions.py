@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
 
-class PushDecision(NamedTuple):
+
+class PushDecision(msgspec.Struct, frozen=True, gc=False):
     """Push these messages, in this order, to this subscriber: it holds them from now on."""
 
     subscriber: str

@@ -22,7 +22,7 @@ _offset, _key = attrgetter("offset"), attrgetter("key")
 _history = attrgetter("attempts", "failures", "deaths", "alone", "reason")
 
 
-class OpenRun(msgspec.Struct, frozen=True, array_like=True):
+class OpenRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Messages in flight or waiting that have the same history."""
 
     first: int
@@ -41,7 +41,7 @@ class OpenRun(msgspec.Struct, frozen=True, array_like=True):
         return range(self.first, self.first + self.count * self.step, self.step)
 
 
-class KeyedMessages(msgspec.Struct, frozen=True, array_like=True):
+class KeyedMessages(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Messages of key_shared that have the same history: a key for each offset."""
 
     attempts: int
@@ -53,7 +53,7 @@ class KeyedMessages(msgspec.Struct, frozen=True, array_like=True):
     reason: str = ""
 
 
-class PartitionSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
+class PartitionSnapshot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Everything below `next` that is not open is settled."""
 
     partition: int

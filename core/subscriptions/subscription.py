@@ -88,6 +88,10 @@ class Subscription:
         """Return the fresh messages that could be used: read them as far as they exist, and offer them."""
         return delivery.wanted(self._state, partition)
 
+    def upcoming(self, partition: int) -> int:
+        """Return the first fresh message that is not at hand: wanted() begins there. Raises BadRequest."""
+        return self._state.cursor(partition).end
+
     @property
     def dirty(self) -> bool:
         """True if the last snapshot is out of date."""

@@ -7,7 +7,6 @@ from functools import partial
 
 import trio
 
-from qb.core.pacing import must_give_way
 from qb.core.push.active_subscription import ActiveSubscription
 from qb.core.push.delivery_sinks import DeliverySink
 from qb.core.push.subscription_manager import SubscriptionManager
@@ -105,10 +104,9 @@ class JoinedSubscriptions:
         self.receipts.look()
         with trio.CancelScope(shield=True):
             while self._joined:
-                if must_give_way():
-                    await trio.lowlevel.checkpoint()
                 _, (active, sink) = self._joined.popitem()
-                self._manager.deliveries.leave(active, sink, died=died and not isinstance(sink, BasicSink))
+                died_with_it = died and not isinstance(sink, BasicSink)
+                await self._manager.deliveries.leave_in_turn(active, sink, died=died_with_it)
 
     def has_room(self) -> None:
         """The peer has read what waited for it: give it more."""

@@ -93,6 +93,7 @@ async def _serve(
         storage.start_soon(engine.run)
         await begin_users(broker)
         await broker.transactions.finish_all()
+        await broker.subscriptions.restore()
         async with trio.open_nursery() as keepers:  # outlive all peers
             keepers.start_soon(broker.run)
             keepers.start_soon(peers.read)
@@ -112,7 +113,7 @@ async def _serve(
                     relays.close()
                 for each in listening:
                     each.close()
-                broker.draining = True
+                broker.drain()
                 sessions.cancel_scope.deadline = trio.current_time() + settings.server.shutdown_grace
                 peers.drain()
             keepers.cancel_scope.cancel()

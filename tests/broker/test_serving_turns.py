@@ -224,7 +224,7 @@ async def test_a_peer_that_had_joined_many_subscriptions_leaves_them_over_severa
             finally:
                 trio.lowlevel.remove_instrument(slow)
     assert {name for each in slow.passes for name in each} == {f"s{number}" for number in range(SUBSCRIPTIONS)}
-    assert max(map(len, slow.passes)) <= IN_A_TURN + len(peers)  # each session leaves at least one
+    assert max(map(len, slow.passes)) <= IN_A_TURN + 1  # one more if the pass was not over yet
 
 
 async def test_subscriptions_on_many_partitions_are_saved_in_several_transactions(a_broker, monkeypatch) -> None:

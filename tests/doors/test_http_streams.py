@@ -28,7 +28,7 @@ async def test_a_tail_of_a_wide_topic_looks_only_at_the_partitions_that_moved(a_
         batch = await tail.next_batch()
         assert (batch.partition, len(batch.messages)) == (7, 1)
         assert set(looked) == {7}
-        tail.close()
+        await tail.close()
 
 
 class Looked:

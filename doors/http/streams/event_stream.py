@@ -67,7 +67,7 @@ class EventSource(Protocol):
     def sent(self, batch: Any) -> None:
         """The batch has been handed to the connection."""
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """The stream is over, in whichever way."""
 
 
@@ -87,7 +87,7 @@ class EventStream:
                 await self._push(send)
                 nursery.cancel_scope.cancel()
         finally:
-            self._source.close()
+            await self._source.close()
 
     async def _push(self, send: Send) -> None:
         source = self._source

@@ -106,10 +106,10 @@ class StreamSubscriber:
         self.ended = {"reason": reason}
         self._some.set()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         died = self.ended is None and not self._auto_ack
-        self._deliveries.leave(self.active, self, died=died)
-        self._closed(self)
+        self._closed(self)  # first: the peer may be back before the others have had their turns
+        await self._deliveries.leave_in_turn(self.active, self, died=died)
 
     # What the peer says of its messages
 

@@ -84,7 +84,7 @@ class TopicTail:
         self.ended = {"reason": reason}
         self._moved.set()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         for unwatch in self._unwatch:
             unwatch()
         self._closed(self)
