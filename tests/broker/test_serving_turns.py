@@ -10,47 +10,19 @@ import pytest
 import trio
 
 from qb.core import pacing
-from qb.core.loop_watch import LoopWatch
 from qb.core.push import cursor_saver, subscription_manager
 from qb.core.push.cursor_saver import CursorSaver
 from qb.core.push.delivery_rounds import DeliveryRounds
 from qb.core.push.serving_turns import ServingTurns
 from qb.storage.metadata.metadata_store import MetadataStore
 from tests.support.push_peers import a_fast_peer, a_topic, joined
+from tests.support.slow_passes import IN_A_TURN, SUBSCRIPTIONS, SlowWork, slow_work, subscribed
 from tests.support.waiting import until
-
-COST = 0.004  # seconds that a round, or a snapshot, pretends to take
-IN_A_TURN = 4  # as many begin before a turn of 15 ms is over
-SUBSCRIPTIONS = 40
-
-
-class SlowWork(trio.abc.Instrument):
-    """A clock that nothing but work moves on, and the work of each pass of the event loop."""
-
-    def __init__(self) -> None:
-        self.done: list[str] = []
-        self.passes: list[list[str]] = []
-        self._spent = 0.0
-
-    def clock(self) -> float:
-        return self._spent
-
-    def do(self, name: str) -> None:
-        self._spent += COST
-        self.done.append(name)
-
-    def before_io_wait(self, timeout: float) -> None:
-        if self.done:
-            self.passes.append(self.done)
-            self.done = []
 
 
 @pytest.fixture
-def slow(monkeypatch) -> SlowWork:
-    work = SlowWork()
-    monkeypatch.setattr(pacing, "perf_counter", work.clock)
-    monkeypatch.setattr(LoopWatch.__init__, "__defaults__", (work.clock,))
-    return work
+def slow(monkeypatch: pytest.MonkeyPatch) -> SlowWork:
+    return slow_work(monkeypatch)
 
 
 async def test_a_call_is_made_at_once_while_the_pass_is_young_and_nothing_waits() -> None:
@@ -126,17 +98,6 @@ def counted_tasks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(DeliveryRounds, "_serve", serving)
     return served
-
-
-async def subscribed(connect: Any, mode: str) -> list[Any]:
-    """Join all subscriptions, one peer for every ten of them."""
-    operator = await a_topic(connect)
-    peers = [await a_fast_peer(connect) for _ in range(SUBSCRIPTIONS // 10)]
-    for number in range(SUBSCRIPTIONS):
-        name = f"s{number}"
-        await operator.call("create_subscription", subscription_id=name, topic="a", options={"mode": mode})
-        await peers[number // 10].ask(7, 2, subscription_id=name)
-    return peers
 
 
 async def received(peer: Any, counts: Counter[str], expected: int) -> None:

@@ -11,11 +11,10 @@ from qb.core.push.subscription_manager import SubscriptionManager
 from qb.core.wire.frames import MessageType as T
 from qb.storage.commit.completions import Watchers
 from qb.storage.metadata.metadata_store import MetadataStore
-from tests.broker.test_serving_turns import IN_A_TURN, SUBSCRIPTIONS, SlowWork, slow, subscribed
 from tests.support.push_peers import a_fast_peer, a_topic, joined
+from tests.support.slow_passes import IN_A_TURN, SUBSCRIPTIONS, slow_work, subscribed
 from tests.support.waiting import until
 
-__all__ = ["slow"]  # a fixture
 PARTITIONS = 16
 
 
@@ -51,8 +50,8 @@ async def test_partitions_that_are_added_are_watched_for_those_that_have_joined(
             assert (await subscriber.receive()).properties["partition"] == "2"
 
 
-async def test_the_broker_takes_up_its_subscriptions_over_several_passes(a_broker, monkeypatch, slow: SlowWork) -> None:
-    restore = SubscriptionManager._restore
+async def test_the_broker_takes_up_its_subscriptions_over_several_passes(a_broker, monkeypatch) -> None:
+    restore, slow = SubscriptionManager._restore, slow_work(monkeypatch)
 
     def restoring(self: SubscriptionManager, saved: Any) -> None:
         slow.do(saved.name)

@@ -14,7 +14,7 @@ from qb.core.transactions.transaction_commits import TransactionCommits
 from qb.core.wire.frames import MessageType as T
 from qb.doors.binary import frame_requests, stage_requests
 from qb.storage.metadata import metadata_store
-from tests.doors.test_faults_in_a_step import raise_once, tracebacks
+from tests.support.injected_faults import raise_once, tracebacks
 from tests.support.push_peers import a_fast_peer, a_topic, joined
 from tests.support.transaction_peers import begin, part
 

@@ -16,6 +16,7 @@ from qb.doors.socket_poll import SocketPoll
 from qb.doors.transport import Transport
 from qb.storage.commit.commit_step import CommitSteps
 from qb.storage.log.partition_log import LocalLog
+from tests.support.injected_faults import raise_once, tracebacks
 from tests.support.push_peers import a_fast_peer, a_topic
 
 pytestmark = pytest.mark.skipif(not socket_poll.AVAILABLE, reason="there is no epoll here: each socket is waited for")
@@ -42,24 +43,6 @@ OF_THE_POLL = [
     (CommitSteps, "_prepare"),
     (CommitSteps, "_commit"),
 ]
-
-
-def raise_once(monkeypatch, owner, method):
-    """Let the next call of a method raise, once what is returned first is cleared; the second holds that call."""
-    real, quiet, raised = getattr(owner, method), [True], []
-
-    def breaks(*arguments, **options):
-        if not raised and not quiet:
-            raised.append(arguments)
-            raise RuntimeError("a bug")
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(owner, method, breaks)
-    return quiet, raised
-
-
-def tracebacks(caplog):
-    return [record for record in caplog.records if record.exc_info]
 
 
 async def answers_until_the_end(peer):
