@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 
+from qb.replication.jetstream.answer_limit import AnswerLimit
 from qb.replication.jetstream.jetstream_api import PAUSE, call, call_when_ready, judge, open_stream
 from qb.replication.jetstream.stream_follower import follow_stream
 from qb.replication.journal.journal_records import MOST_RECORD_BYTES
@@ -27,7 +27,7 @@ class JetStreamStore:
     """Belongs to the event loop's thread. The client must be running, and the timers too."""
 
     def __init__(self, client: NatsClient, timers: Timers, cell: str) -> None:
-        self._client, self._timers = client, timers
+        self._client, self._timers, self._limit = client, timers, AnswerLimit(timers, TIME_OUT)
         self.stream, self._subject = f"QB_{cell}", f"qb.{cell}.j"
         self._subjects = [f"qb.{cell}.>"]
         self.most_bytes = MOST_RECORD_BYTES
@@ -47,8 +47,7 @@ class JetStreamStore:
         headers: dict[str, object] = {"Nats-Expected-Last-Sequence": after}
         if len(records) > 1:
             headers = self._begin_batch(headers, records)
-        judged = partial(_judged, answered, after + len(records))
-        self._ask(records[-1], judged, headers)
+        self._ask(self._subject, records[-1], partial(_judged, answered, after + len(records)), headers)
 
     def _begin_batch(self, expectation: dict[str, object], records: Sequence[bytes]) -> dict[str, object]:
         """Send all records but the last; returns the headers of that one, with which JetStream stores them all."""
@@ -61,37 +60,44 @@ class JetStreamStore:
     def look(self, first: int, most: int, found: Found) -> None:
         """As JournalStore says: any replica answers."""
         records: list[StoredRecord] = []
-        token: str | None = None
 
         def replied(reply: NatsMessage | NatsError) -> None:
             if isinstance(reply, NatsMessage) and not reply.status:
                 records.append(StoredRecord(int(reply.headers["Nats-Sequence"]), reply.payload))
                 return
-            if token is not None:
-                self._client.forget(token)
             whole = isinstance(reply, NatsMessage) and reply.status in (_END, _NOTHING)
-            finish(records if whole else None)
+            found(records if whole else None)
 
-        finish = _once(found)
         request = msgspec.json.encode({"seq": first, "batch": most, "max_bytes": READ_BYTES})
-        token = self._client.send_request(f"$JS.API.DIRECT.GET.{self.stream}", request, replied, many=True)
-        self._limit(token, partial(finish, None))
+        self._ask(f"$JS.API.DIRECT.GET.{self.stream}", request, replied, many=True)
 
-    def _ask(self, payload: bytes, replied: Replied, headers: dict[str, object]) -> None:
-        """Send a record that is answered once, at the latest when it has taken too long."""
-        finish = _once(replied)
-        token = self._client.send_request(self._subject, payload, finish, headers)
-        self._limit(token, partial(finish, NatsError("NATS did not answer")))
+    def _ask(
+        self,
+        subject: str,
+        payload: bytes,
+        replied: Replied,
+        headers: dict[str, object] | None = None,
+        *,
+        many: bool = False,
+    ) -> None:
+        """Send a request. It is answered once, or with many messages and then a status; in any case after a while."""
 
-    def _limit(self, token: str | None, finish: Callable[[], None]) -> None:
-        """Give up after a while, or soon if nothing was sent."""
+        def take(reply: NatsMessage | NatsError) -> None:
+            if token is not None and not (many and isinstance(reply, NatsMessage) and not reply.status):
+                self._client.forget(token)
+                self._limit.answered(token)
+            replied(reply)
 
         def give_up() -> None:
             if token is not None:
                 self._client.forget(token)
-            finish()
+            replied(NatsError("NATS did not answer"))
 
-        self._timers.call_later(PAUSE if token is None else TIME_OUT, give_up)
+        token = self._client.send_request(subject, payload, take, headers, many=many)
+        if token is None:
+            self._timers.call_later(PAUSE, give_up)
+        else:
+            self._limit.add(token, give_up)
 
     def follow(self, first: int) -> AsyncGenerator[Sequence[StoredRecord], None]:
         """As JournalStore says."""
@@ -105,19 +111,6 @@ class JetStreamStore:
         """Return the end as the leader knows it, for tools; decide nothing by it. Raises NatsError."""
         found = await call(self._client, f"STREAM.INFO.{self.stream}")
         return int(found["state"]["last_seq"])
-
-
-def _once(answered: Callable[[Any], None]) -> Callable[[Any], None]:
-    """The first answer counts."""
-    is_open = True
-
-    def answer(outcome: Any) -> None:
-        nonlocal is_open
-        if is_open:
-            is_open = False
-            answered(outcome)
-
-    return answer
 
 
 def _judged(answered: Answered, last: int, reply: NatsMessage | NatsError) -> None:

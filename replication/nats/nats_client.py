@@ -10,6 +10,7 @@ from contextlib import suppress
 import trio
 
 from qb.replication.nats.nats_conversation import NatsConversation, NatsDisconnected, Received, Replied
+from qb.replication.nats.nats_link import CHUNK, NatsLink, PlainLink, TlsLink
 from qb.replication.nats.nats_protocol import NatsCredentials, NatsError, NatsMessage, NatsServerInfo
 from qb.replication.nats.server_pool import NatsAddress, ServerPool, parse_address
 from qb.storage.signals import Signal
@@ -18,7 +19,6 @@ logger = logging.getLogger(__name__)
 
 CONNECT_LIMIT = 2.0  # seconds for TCP, INFO, TLS and the first PONG
 PING_INTERVAL = 2.0  # seconds; after three of them without an answer the connection is lost: well within a lease
-CHUNK = 1 << 18
 LOST = (NatsError, OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 
 
@@ -47,6 +47,7 @@ class NatsClient:
         found = next((each for _, each in addresses if any(each)), NatsCredentials())
         self._conversation = NatsConversation(name, credentials or found)
         self._tls = tls
+        self._link: NatsLink | None = None  # while the task that sends has nothing to do
         self._output = Signal()
         self._changed = Signal()
 
@@ -86,9 +87,22 @@ class NatsClient:
         With `many`, it is called for every answer until forget(), or until it has been called with an error.
         Returns its token, or None if there is no connection: then `replied` is never called.
         """
+        is_alone = self._conversation.is_idle
         token = self._conversation.request(subject, payload, replied, headers, many=many)
-        self._output.set()
+        if is_alone:
+            self._send_now()
+        if self._conversation.has_output:
+            self._output.set()
         return token
+
+    def _send_now(self) -> None:
+        """Send what nothing is before. What comes behind it in this step is sent together, by the task that sends."""
+        if self._link is None:
+            return
+        data = self._conversation.take_output()
+        with suppress(OSError):  # the task that receives finds out
+            del data[: self._link.send_now(data)]
+        self._conversation.give_back(data)
 
     def forget(self, token: str) -> Replied | None:
         """Stop waiting for an answer; returns what waits, if none has come."""
@@ -146,37 +160,50 @@ class NatsClient:
                 logger.warning("NATS at %s: %s", address, _first(errors))
 
     async def _converse(self, address: NatsAddress) -> None:
-        stream: trio.abc.Stream | None = None
+        link: NatsLink | None = None
         try:
             with trio.fail_after(CONNECT_LIMIT):
-                stream = await trio.open_tcp_stream(address.host, address.port, happy_eyeballs_delay=0.1)
-                stream = await self._welcome(stream, address)
+                link = await self._welcome(address)
             self._pool.connected()
             self._changed.set()
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._send, stream)
+                nursery.start_soon(self._send, link)
                 nursery.start_soon(self._keep_alive, nursery.cancel_scope)
-                await self._receive(stream)
+                await self._receive(link)
                 nursery.cancel_scope.cancel()
             raise NatsDisconnected(self._conversation.refusal or "the connection was closed")
         finally:
+            self._link = None
             self._conversation.disconnected()
             self._changed.set()
-            if stream is not None:
+            if link is not None:
                 with trio.CancelScope(shield=True):
-                    await trio.aclose_forcefully(stream)
+                    await link.aclose()
 
-    async def _welcome(self, stream: trio.abc.Stream, address: NatsAddress) -> trio.abc.Stream:
+    async def _welcome(self, address: NatsAddress) -> NatsLink:
+        """Connect, and be let in."""
+        plain = await trio.open_tcp_stream(address.host, address.port, happy_eyeballs_delay=0.1)
+        stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] = plain
+        try:
+            stream = await self._greet(plain, address)
+        except BaseException:
+            await trio.aclose_forcefully(plain)
+            raise
+        return TlsLink(stream) if isinstance(stream, trio.SSLStream) else PlainLink(stream)
+
+    async def _greet(
+        self, plain: trio.SocketStream, address: NatsAddress
+    ) -> trio.SocketStream | trio.SSLStream[trio.SocketStream]:
         """INFO, TLS, CONNECT, the first PONG."""
+        stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] = plain
         talk = self._conversation
         while talk.info is None:
             talk.receive(await _some(stream))
         wants_tls = address.tls or talk.info.tls_required or self._tls is not None  # else TLS could be stripped
         if wants_tls:
             context = self._tls or ssl.create_default_context()
-            secured = trio.SSLStream(stream, context, server_hostname=address.host)
-            await secured.do_handshake()
-            stream = secured
+            stream = trio.SSLStream(plain, context, server_hostname=address.host)
+            await stream.do_handshake()
         talk.greet(tls=wants_tls)
         await stream.send_all(talk.take_output())
         while not talk.is_ready:
@@ -192,8 +219,8 @@ class NatsClient:
             with suppress(ValueError):
                 self._pool.discovered(self._conversation.info.connect_urls)
 
-    async def _receive(self, stream: trio.abc.Stream) -> None:
-        while data := bytes(await stream.receive_some(CHUNK)):
+    async def _receive(self, link: NatsLink) -> None:
+        while data := await link.receive():
             info = self._conversation.info
             self._conversation.receive(data)
             if self._conversation.info is not info:
@@ -201,11 +228,13 @@ class NatsClient:
             if self._conversation.has_output:
                 self._output.set()
 
-    async def _send(self, stream: trio.abc.Stream) -> None:
+    async def _send(self, link: NatsLink) -> None:
         while True:
             if data := self._conversation.take_output():
-                await stream.send_all(data)
+                self._link = None
+                await link.send(data)
             else:
+                self._link = link
                 await self._output.wait()
 
     async def _keep_alive(self, scope: trio.CancelScope) -> None:

@@ -57,14 +57,23 @@ class NatsConversation:
         self.is_ready = False
         self.refusal = ""  # what the server said before it closed the connection
 
-    def take_output(self) -> bytes:
+    def take_output(self) -> bytearray:
         """Return what has to be sent now."""
         out, self._out = self._out, bytearray()
-        return bytes(out)
+        return out
+
+    def give_back(self, rest: bytearray) -> None:
+        """What was taken as output was not sent; nothing has been said since."""
+        self._out = rest
 
     @property
     def has_output(self) -> bool:
         return bool(self._out)
+
+    @property
+    def is_idle(self) -> bool:
+        """Is nothing to be sent, and no answer awaited?"""
+        return not self._out and not self._requests
 
     def greet(self, *, tls: bool) -> None:
         """INFO has come, and TLS is up if it was wanted: present ourselves, and subscribe to everything again."""
@@ -74,7 +83,7 @@ class NatsConversation:
             self._out += subscribe_command(sid, subject)
         self.ping()
 
-    def receive(self, data: bytes) -> None:
+    def receive(self, data: bytes | bytearray | memoryview) -> None:
         """Take bytes of the server, and call what they concern. Raises NatsMisbehaved."""
         self._parser.receive(data)
         for event in self._parser.events():

@@ -126,7 +126,7 @@ class NatsParser:
         self._buffer = bytearray()
         self._at = 0  # where the next event begins
 
-    def receive(self, data: bytes) -> None:
+    def receive(self, data: bytes | bytearray | memoryview) -> None:
         """Keep bytes for events() to parse."""
         if self._at:
             del self._buffer[: self._at]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -77,6 +78,33 @@ async def test_credentials_in_the_address_let_us_in_and_wrong_ones_do_not(
     nursery.start_soon(stranger.run)
     await until(lambda: "Authorization Violation" in caplog.text)
     assert not stranger.is_connected
+
+
+async def test_a_lone_request_leaves_in_the_step_that_makes_it(nursery: trio.Nursery) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = NatsClient([f"127.0.0.1:{listener.getsockname()[1]}"])
+        nursery.start_soon(client.run)
+        server, _ = await trio.to_thread.run_sync(listener.accept)
+    with server:
+        server.setblocking(False)
+        server.send(b'INFO {"headers": true}\r\n')
+        await heard(server, b"PING\r\n")
+        server.send(b"PONG\r\n")
+        await heard(server, b"PING\r\n")  # the one that keeps the connection
+        for payload in (b"first", b"second", b"third"):
+            client.send_request("a.b", payload, lambda answer: None)
+        assert server.recv(4096).count(b"PUB a.b") == 1
+        assert (await heard(server, b"third\r\n")).count(b"PUB a.b") == 2  # they were sent together
+
+
+async def heard(server: socket.socket, end: bytes) -> bytes:
+    """Return what has come up to here."""
+    came = b""
+    with trio.fail_after(LIMIT):
+        while not came.endswith(end):
+            await trio.lowlevel.wait_readable(server)
+            came += server.recv(4096)
+    return came
 
 
 @pytest.fixture
