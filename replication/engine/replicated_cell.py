@@ -36,6 +36,7 @@ CHECKPOINT_EVERY = 5.0  # seconds
 TRIM_EVERY = 30.0  # seconds
 TRIM_FROM = 10_000  # records that a trim must remove to be worth a snapshot
 LOOK_EVERY = 1.0  # seconds between two looks of an owner for a fence of another one
+GATHER = 0.05  # seconds of records that a follower applies together, so that it is not woken for each
 LOST = "journal-lost"  # a file: no start goes on while it is there
 MIGRATION = "migration"  # the key of the metadata that says that a migration into the journal is under way
 
@@ -173,7 +174,7 @@ class ReplicatedCell:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_when_broken, nursery.cancel_scope)
             try:
-                await self._apply_until(lambda: False)
+                await self._apply_until(lambda: False, GATHER)
             except (JournalError, OSError) as failed:
                 error = failed
             nursery.cancel_scope.cancel()
@@ -184,10 +185,10 @@ class ReplicatedCell:
         await self._engine.queue.broken.wait()
         scope.cancel()
 
-    async def _apply_until(self, done: Callable[[], bool]) -> None:
+    async def _apply_until(self, done: Callable[[], bool], gather: float = 0.0) -> None:
         """Apply what comes until something holds, or this disk fails."""
         await self._begin_behind_a_trim()
-        async with aclosing(self._journal.follow(self._follower.point)) as following:
+        async with aclosing(self._journal.follow(self._follower.point, gather)) as following:
             async for entries in following:
                 await self._follower.apply(entries)
                 if done() or self._engine.queue.failure is not None:

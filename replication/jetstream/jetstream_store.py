@@ -99,9 +99,9 @@ class JetStreamStore:
         else:
             self._limit.add(token, give_up)
 
-    def follow(self, first: int) -> AsyncGenerator[Sequence[StoredRecord], None]:
+    def follow(self, first: int, gather: float = 0.0) -> AsyncGenerator[Sequence[StoredRecord], None]:
         """As JournalStore says."""
-        return follow_stream(self._client, self.stream, first)
+        return follow_stream(self._client, self.stream, first, gather)
 
     async def trim(self, before: int) -> None:
         """Remove the records below a position. Raises JetStreamRefused, trio.TooSlowError."""

@@ -1,4 +1,8 @@
-"""Following a JetStream stream: a pull consumer that is made again whenever it is lost."""
+"""Following a JetStream stream: a pull consumer that is made again whenever it is lost.
+
+A pull waits for the next record, and ends with what is there then. Between two pulls a reader may let records gather:
+then neither it nor a server is woken for each of them.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,11 @@ PULL = 256  # messages that are asked for at a time
 PULL_BYTES = 4 << 20
 EXPIRES = 2.0  # seconds after which an unanswered pull ends
 INACTIVE = 60.0  # seconds after which the server drops a consumer that is not used
-PULL_REQUEST = msgspec.json.encode({"batch": PULL, "expires": int(EXPIRES * 1e9), "max_bytes": PULL_BYTES})
-_TIMED_OUT, _TOO_LARGE = 408, 409
+# With no_wait and a time, a pull waits for the first message, and ends when there are no more.
+PULL_REQUEST = msgspec.json.encode(
+    {"batch": PULL, "expires": int(EXPIRES * 1e9), "max_bytes": PULL_BYTES, "no_wait": True}
+)
+_NO_MORE, _TIMED_OUT, _TOO_LARGE = 404, 408, 409
 
 
 class StreamPull:
@@ -27,12 +34,13 @@ class StreamPull:
     def __init__(self) -> None:
         self.records: list[StoredRecord] = []
         self.is_over = self.is_broken = False
+        self.has_all = False  # did it end because there was nothing more?
         self._came = self._wanted = 0
         self.changed = Signal()
 
     def begin(self, wanted: int = PULL) -> None:
         """A request for so many messages is sent."""
-        self.is_over = self.is_broken = False
+        self.is_over = self.is_broken = self.has_all = False
         self._came, self._wanted = 0, wanted
 
     def replied(self, reply: NatsMessage) -> None:
@@ -43,7 +51,8 @@ class StreamPull:
             self.is_over = self._came == self._wanted
         else:
             self.is_over = True
-            self.is_broken = reply.status not in (_TIMED_OUT, _TOO_LARGE)
+            self.has_all = reply.status in (_NO_MORE, _TIMED_OUT)
+            self.is_broken = reply.status not in (_NO_MORE, _TIMED_OUT, _TOO_LARGE)
         self.changed.set()
 
     def take(self) -> list[StoredRecord]:
@@ -58,8 +67,10 @@ def _position(reply: str) -> int:
     return int(fields[5] if len(fields) < 11 else fields[7])
 
 
-async def follow_stream(client: NatsClient, stream: str, first: int) -> AsyncGenerator[Sequence[StoredRecord], None]:
-    """Yield all records from a position on, as they come, for ever."""
+async def follow_stream(
+    client: NatsClient, stream: str, first: int, gather: float = 0.0
+) -> AsyncGenerator[Sequence[StoredRecord], None]:
+    """Yield all records from a position on, for ever: as they come, or those of `gather` seconds together."""
     pull = StreamPull()
     inbox = client.new_inbox()
     sid = client.subscribe(inbox, pull.replied)
@@ -68,6 +79,7 @@ async def follow_stream(client: NatsClient, stream: str, first: int) -> AsyncGen
             consumer = await _new_consumer(client, stream, first)
             start = first
             while consumer is not None and client.is_connected:
+                begun = first
                 pull.begin()
                 client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", PULL_REQUEST, reply=inbox)
                 while records := await _next(pull):
@@ -78,6 +90,8 @@ async def follow_stream(client: NatsClient, stream: str, first: int) -> AsyncGen
                     yield records
                 if pull.is_broken:
                     break
+                if pull.has_all and first != begun:
+                    await trio.sleep(gather)
             await trio.sleep(PAUSE)
     finally:
         client.unsubscribe(sid)

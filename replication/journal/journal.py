@@ -155,10 +155,13 @@ class Journal:
         await done.wait()
         return reader.take(records)
 
-    async def follow(self, point: ChainPoint = START) -> AsyncGenerator[list[JournalEntry], None]:
-        """Yield the entries behind a point, as they come, for ever. Raises JournalLost, JournalGap."""
+    async def follow(self, point: ChainPoint = START, gather: float = 0.0) -> AsyncGenerator[list[JournalEntry], None]:
+        """Yield the entries behind a point, for ever: as they come, or those of about `gather` seconds together.
+
+        Raises JournalLost, JournalGap.
+        """
         reader = EntryReader(point)
-        async with aclosing(self._store.follow(reader.next)) as following:
+        async with aclosing(self._store.follow(reader.next, gather)) as following:
             async for records in following:
                 if entries := reader.take(records):
                     yield entries

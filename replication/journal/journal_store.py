@@ -87,8 +87,12 @@ class JournalStore(Protocol):
         record that is found is stored; one that is missing may be stored nevertheless.
         """
 
-    def follow(self, first: int) -> AsyncGenerator[Sequence[StoredRecord], None]:
-        """Yield everything from position `first` on, as it comes, in order. It goes on across lost connections."""
+    def follow(self, first: int, gather: float = 0.0) -> AsyncGenerator[Sequence[StoredRecord], None]:
+        """Yield everything from position `first` on, as it comes, in order. It goes on across lost connections.
+
+        With `gather`, records that come one after another may be yielded together, so many seconds late: a reader that
+        need not know them at once is not woken for each.
+        """
 
     async def trim(self, before: int) -> None:
         """Remove the records below a position. Their positions are never used again."""

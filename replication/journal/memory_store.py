@@ -124,11 +124,12 @@ class MemoryStore:
 
         self._request(arrive)
 
-    async def follow(self, first: int) -> AsyncGenerator[Sequence[StoredRecord], None]:
+    async def follow(self, first: int, gather: float = 0.0) -> AsyncGenerator[Sequence[StoredRecord], None]:
         while True:
             if records := self._stream.read(first, 1000, self._stream.last):
                 first = records[-1].position + 1
                 yield records
+                await trio.sleep(gather)
             else:
                 await self._stream.change()
 

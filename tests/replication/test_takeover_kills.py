@@ -50,8 +50,8 @@ class EndingStore(MemoryStore):
         if not self._is_due():
             super().look(first, most, found)
 
-    async def follow(self, first: int) -> AsyncGenerator[Sequence[StoredRecord], None]:
-        async with aclosing(super().follow(first)) as following:
+    async def follow(self, first: int, gather: float = 0.0) -> AsyncGenerator[Sequence[StoredRecord], None]:
+        async with aclosing(super().follow(first, gather)) as following:
             async for records in following:
                 if self._is_due():
                     await trio.sleep_forever()

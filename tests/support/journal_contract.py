@@ -250,6 +250,27 @@ class JournalContract:
             outcomes.append(b"c")
         assert [entry.payload for entry in found] == [b"b", b"c"]
 
+    async def test_a_reader_that_gathers_is_not_given_each_record_by_itself(self, new_journal: MakeJournal) -> None:
+        journal, count = new_journal("a"), 12
+        await journal.take_over()
+        outcomes = Outcomes(journal)
+        found: list[list[bytes | None]] = []
+
+        async def follow() -> None:
+            async with aclosing(journal.follow(journal.point, 0.5)) as following:
+                async for entries in following:
+                    found.append([entry.payload for entry in entries])
+                    if sum(map(len, found)) == count:
+                        return
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(follow)
+            for number in range(count):
+                outcomes.append(b"%d" % number)
+                await outcomes.wait(number + 1)
+        assert [payload for each in found for payload in each] == [b"%d" % number for number in range(count)]
+        assert len(found) < count
+
     async def test_a_reader_from_before_a_trim_is_sent_to_a_snapshot(self, new_journal: MakeJournal) -> None:
         journal = new_journal("a")
         await journal.take_over()
