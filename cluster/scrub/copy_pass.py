@@ -15,6 +15,7 @@ from qb.storage.log.sealed_batches import BadBatch
 from qb.storage.log.segment import Segment
 
 PORTION = 1 << 18  # bytes between two pauses
+TURN = 0.001  # seconds between two pauses: meanwhile the event loop may have to wait for this thread
 
 
 class CopyProof(msgspec.Struct):
@@ -49,7 +50,7 @@ def _prove(proof: CopyProof, segment: Segment, size: int, pace: ScrubPace, stopp
         nonlocal portion, began
         portion += size
         proof.bytes += size
-        if portion >= PORTION:
+        if portion >= PORTION or time.monotonic() - began >= TURN:
             if stopped.wait(pace.pause(portion, time.monotonic() - began)):
                 raise _Stopped
             portion, began = 0, time.monotonic()
