@@ -153,7 +153,7 @@ def test_every_broker_serves_every_kind_of_peer(cluster: LocalClusterProcess) ->
 
 def test_all_copies_are_proved_while_they_are_used(cluster: LocalClusterProcess) -> None:
     cluster.wait_until_whole()
-    load = ClusterLoad(cluster.servers, "verify")
+    load = ClusterLoad(cluster.servers, "verify", cluster.lines)
     with load.running() as ledger:
         wait_until(lambda: len(ledger.stored) > 100)
         verified = qb(cluster, "cluster", "verify", "--json")
