@@ -36,7 +36,7 @@ BENCHMARKS = (
     "pull",
     "secured",
     "journal",
-    "replicated",
+    "cluster",
     "spark",
 )
 

@@ -64,11 +64,11 @@ def _handlers(
     for number in range(options.rounds):
         for kind in ("handler", "batch_handler"):
             before = time.process_time(), cpu_seconds(server.pid)
-            rates[kind].append(_handle(client, f"{kind}-{number}", kind, count, WINDOW))
+            rates[kind].append(handle(client, f"{kind}-{number}", kind, count, WINDOW))
             used = time.process_time() - before[0], cpu_seconds(server.pid) - before[1]
             if kind == "handler":
                 shares.append(used[1] / used[0])
-        rates["default window"].append(_handle(client, f"default-{number}", "handler", count, DEFAULT_WINDOW))
+        rates["default window"].append(handle(client, f"default-{number}", "handler", count, DEFAULT_WINDOW))
         if redis is not None:
             rates["redis"].append(redis())
     share = statistics.median(shares)
@@ -89,7 +89,7 @@ def _handlers(
             judge(NAME, f"{kind}: at least {target} times redis XREADGROUP+XACK", ratio, ratio >= target)
 
 
-def _handle(client: BrokerClient, subscription: str, kind: str, count: int, window: int) -> float:
+def handle(client: BrokerClient, subscription: str, kind: str, count: int, window: int) -> float:
     """Return handled messages a second, from joining to the last one."""
     client.create_subscription(subscription, "backlog", max_in_flight=window)
     seen, done = 0, threading.Event()

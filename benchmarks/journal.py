@@ -21,6 +21,7 @@ import trio
 from benchmarks.harness import (
     BenchmarkOptions,
     PeerMissing,
+    Server,
     case_name,
     free_port,
     judge,
@@ -60,11 +61,18 @@ def run(options: BenchmarkOptions) -> None:
 @contextmanager
 def nats_cluster(directory: Path) -> Iterator[list[str]]:
     """Yield the addresses of three nodes."""
+    with nats_nodes(directory) as nodes:
+        yield [f"nats://127.0.0.1:{server.port}" for server in nodes.values()]
+
+
+@contextmanager
+def nats_nodes(directory: Path) -> Iterator[dict[str, Server]]:
+    """Yield three nodes of a cluster by name."""
     routes = [free_port() for _ in range(3)]
     listed = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes)
     with ExitStack() as stack:
-        started = [
-            stack.enter_context(
+        yield {
+            f"node{number}": stack.enter_context(
                 nats_node(
                     directory,
                     f"node{number}",
@@ -72,8 +80,7 @@ def nats_cluster(directory: Path) -> Iterator[list[str]]:
                 )
             )
             for number, route in enumerate(routes)
-        ]
-        yield [f"nats://127.0.0.1:{server.port}" for server in started]
+        }
 
 
 def _compare(options: BenchmarkOptions, servers: list[str]) -> None:

@@ -55,11 +55,11 @@ def _pull(client: BrokerClient, stack: ExitStack, directory: Path, options: Benc
         readers = _redis(stack, directory, min(count, 200_000))
     except PeerMissing as missing:
         skipped(NAME, case_name(PLAIN, SIZE, "xread-best-count"), str(missing))
-    best = max(COUNTS, key=partial(_fetch_all, client, count))
+    best = max(COUNTS, key=partial(fetch_all, client, count))
     ours: list[float] = []
     theirs: dict[str, list[float]] = {name: [] for name in readers}
     for _ in range(options.rounds):
-        ours.append(_fetch_all(client, count, best))
+        ours.append(fetch_all(client, count, best))
         for name, read in readers.items():
             theirs[name].append(read())
     report_rate(NAME, case_name("qb", SIZE, "fetch-best-count"), SIZE, ours)
@@ -71,7 +71,7 @@ def _pull(client: BrokerClient, stack: ExitStack, directory: Path, options: Benc
         judge(NAME, f"fetch: at least 3 times redis XREAD through {name}", ratio, ratio >= 3)
 
 
-def _fetch_all(client: BrokerClient, count: int, portion: int) -> float:
+def fetch_all(client: BrokerClient, count: int, portion: int) -> float:
     """Return messages a second, each of them looked at."""
     offset, size, started = 0, 0, time.perf_counter()
     while offset < count:

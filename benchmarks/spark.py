@@ -74,8 +74,8 @@ def _sink(spark: SparkSession, client: BrokerClient, directory: Path, servers: s
     for number in range(options.rounds):
         for name, settings in sinks.items():
             place = str(directory / f"checkpoint-{name}-{number}")
-            rates[name].append(rows / statistics.median(_batch_seconds(spark, name, settings, place, rows)))
-            small[name] += _batch_seconds(spark, name, settings, f"{place}-small", SMALL_BATCH)
+            rates[name].append(rows / statistics.median(batch_seconds(spark, name, settings, place, rows)))
+            small[name] += batch_seconds(spark, name, settings, f"{place}-small", SMALL_BATCH)
     ratio = median_ratio(rates["qb"], rates["nothing"])
     report_rate(NAME, case_name("qb", SIZE, f"sink-exactly-once-{rows}-rows-a-batch"), SIZE, rates["qb"])
     report_rate(NAME, case_name("dropping-arrow-sink", SIZE, f"{rows}-rows-a-batch", "no"), SIZE, rates["nothing"])
@@ -86,7 +86,7 @@ def _sink(spark: SparkSession, client: BrokerClient, directory: Path, servers: s
     judge(NAME, "micro-batch: at most 150 ms more than dropping", overhead, overhead <= 150, "ms")
 
 
-def _batch_seconds(spark: SparkSession, name: str, settings: dict[str, str], checkpoint: str, rows: int) -> list[float]:
+def batch_seconds(spark: SparkSession, name: str, settings: dict[str, str], checkpoint: str, rows: int) -> list[float]:
     """Return how long each micro-batch took, but for the first, which starts the workers."""
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", CORES)
     values = source.load().selectExpr(f"lpad(cast(value AS string), {SIZE}, 'x') AS value")

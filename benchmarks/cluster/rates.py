@@ -1,4 +1,4 @@
-"""How fast is a cell of two brokers on JetStream with three replicas, and what does its follower cost?
+"""How fast does a cell of two brokers take messages, and what does its follower cost?
 
 `publish_many` of 100-byte bodies, into one partition and into 16, against nats-py with 1,000 in flight; one message at
 a time against nats-py; and the processor time of the follower against that of the owner, while messages are published.
@@ -9,56 +9,37 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import time
 from pathlib import Path
 
+from benchmarks.cluster.cell import NAME, Cell
 from benchmarks.harness import (
     BenchmarkOptions,
-    PeerMissing,
     Server,
     case_name,
-    cpu_seconds,
+    exact_cpu_seconds,
     judge,
     median_ratio,
-    qb_server,
     report,
     report_latency,
     report_rate,
-    scratch,
     significant,
-    skipped,
     timed,
 )
-from benchmarks.journal import FSYNC, THEIR_WINDOW, nats_cluster, nats_py_figures
+from benchmarks.journal import FSYNC, THEIR_WINDOW, nats_py_figures
 from qb import BrokerClient
 
-NAME = "replicated"
+SETTLED = 0.5  # seconds
 BODY = b"x" * 100
 RATE_TARGET = 300_000
 
 
-def run(options: BenchmarkOptions) -> None:
-    """Print the figures of both, and their ratios."""
-    with scratch(options) as directory, ExitStack() as stack:
-        try:
-            servers = stack.enter_context(nats_cluster(directory))
-            brokers = stack.enter_context(_cell(directory, servers))
-            client = stack.enter_context(BrokerClient(port=brokers[0].port, connect_wait=60))
-            _compare(options, servers, client, brokers)
-        except PeerMissing as missing:
-            skipped(NAME, "replicated", str(missing))
-
-
-@contextmanager
-def _cell(directory: Path, servers: list[str]) -> Iterator[list[Server]]:
-    """Yield an owner and a follower."""
-    settings = {"QB_STORAGE_ENGINE": "jetstream", "QB_NATS_SERVERS": ",".join(servers), "QB_CLUSTER_PORT": "0"}
-    with ExitStack() as stack:
-        yield [
-            stack.enter_context(qb_server(directory / name, **settings, QB_NODE_NAME=name))
-            for name in ("owner", "follower")
-        ]
+def compare(options: BenchmarkOptions, directory: Path, cell: Cell) -> None:
+    """Print the figures of both, and their ratios; the cell has an owner and a follower."""
+    with cell.client() as client:
+        owner = cell.owner()
+        followers = [name for name in cell.brokers if name != owner]
+        _compare(options, cell.urls, client, [cell.brokers[name] for name in (owner, *followers)])
 
 
 def _compare(options: BenchmarkOptions, servers: list[str], client: BrokerClient, brokers: list[Server]) -> None:
@@ -68,21 +49,28 @@ def _compare(options: BenchmarkOptions, servers: list[str], client: BrokerClient
     client.publish_many("one", [BODY] * (count // 10))
     ours: dict[str, list[float]] = {"one": [], "sixteen": [], "times": []}
     theirs: dict[str, list[float]] = {"rates": [], "times": []}
-    shares: list[float] = []
+    spent: list[list[float]] = []  # seconds of each broker for a message of `publish_many`, round by round
+    alone: list[list[float]] = []  # the same for a message that is published by itself
     for number in range(options.rounds):
-        before = [cpu_seconds(broker.pid) for broker in brokers]
+        before = [exact_cpu_seconds(broker.pid) for broker in brokers]
         for topic in ("one", "sixteen"):
             ours[topic].append(count / timed(lambda: client.publish_many(topic, [BODY] * count)))  # noqa: B023
-        owner, follower = (cpu_seconds(broker.pid) - spent for broker, spent in zip(brokers, before, strict=True))
-        shares.append(follower / owner)
-        ours["times"] += [timed(lambda: client.publish("one", BODY)) for _ in range(options.scaled(2000))]
+        time.sleep(SETTLED)  # the follower comes behind
+        after = [exact_cpu_seconds(broker.pid) for broker in brokers]
+        spent.append([(now - then) / (2 * count) for now, then in zip(after, before, strict=True)])
+        before = [exact_cpu_seconds(broker.pid) for broker in brokers]
+        times = [timed(lambda: client.publish("one", BODY)) for _ in range(options.scaled(2000))]
+        ours["times"] += times
+        after = [exact_cpu_seconds(broker.pid) for broker in brokers]
+        alone.append([(now - then) / len(times) for now, then in zip(after, before, strict=True)])
         rate, times = asyncio.run(nats_py_figures(options, servers, f"peer{number}"))
         theirs["rates"].append(rate)
         theirs["times"] += times
-    _report(ours, theirs, shares)
+    _report(ours, theirs)
+    _report_costs(spent, alone)
 
 
-def _report(ours: dict[str, list[float]], theirs: dict[str, list[float]], shares: list[float]) -> None:
+def _report(ours: dict[str, list[float]], theirs: dict[str, list[float]]) -> None:
     report_rate(NAME, case_name("qb", 100, "publish_many", FSYNC), 100, ours["one"])
     report_rate(NAME, case_name("qb", 100, "publish_many-16-partitions", FSYNC), 100, ours["sixteen"])
     report_rate(NAME, case_name("nats-py", 100, f"{THEIR_WINDOW}-in-flight", FSYNC), 100, theirs["rates"])
@@ -95,6 +83,13 @@ def _report(ours: dict[str, list[float]], theirs: dict[str, list[float]], shares
     report_latency(NAME, case_name("nats-py", 100, "one-at-a-time", FSYNC), theirs["times"])
     slower = statistics.median(ours["times"]) / statistics.median(theirs["times"])
     judge(NAME, "one message at a time at most 1.3 times nats-py", slower, slower <= 1.3)
-    share = statistics.median(shares)
-    report(NAME, "processor time of the follower by that of the owner", rounds=[significant(each) for each in shares])
+
+
+def _report_costs(spent: list[list[float]], alone: list[list[float]]) -> None:
+    """Print the processor time of owner and follower for a message."""
+    for kind, rounds in (("publish_many", spent), ("one-at-a-time", alone)):
+        owner, follower = (statistics.median(each) * 1e6 for each in zip(*rounds, strict=True))
+        figures = {"owner_us": significant(owner), "follower_us": significant(follower)}
+        report(NAME, f"processor time a message/{kind}", **figures)
+    share = statistics.median([follower / owner for owner, follower in spent])
     judge(NAME, "a follower costs at most a third of the owner", share, share <= 1 / 3)
