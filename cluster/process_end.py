@@ -12,6 +12,7 @@ from typing import NoReturn
 log = logging.getLogger("qb.cluster")
 
 LEAST_LIFE = 2.0  # seconds: a process that lived shorter pauses before it begins anew
+STOPS = {signal.SIGINT, signal.SIGTERM}
 _began = time.monotonic()
 _TOKEN = "_QB_LEASE_TOKEN"  # in the environment: what a process that begins anew leaves to the next one
 hangup_ignored = False  # was the process started so, as under nohup?
@@ -37,7 +38,13 @@ def begin_anew(why: str) -> NoReturn:
         time.sleep(1.0)
     if not hangup_ignored:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what is ignored now would stay so
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # one that comes now waits for the process that follows
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def heed_stops() -> None:
+    """Let signals come that have waited since begin_anew(): now there is who takes them."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
 def end(why: str) -> NoReturn:

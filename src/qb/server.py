@@ -223,6 +223,7 @@ async def run_node(
         import qb.doors.http.http_door  # noqa: F401 - now, and not when the cell waits for its new owner
     look_for_garbage_less_often()
     process_end.hangup_ignored = hangup_ignored
+    process_end.heed_stops()
     stop, tls = trio.Event(), tls_of(settings)
     started = partial(announce, settings, listening)
     log_ins = log_ins_of(settings.security)

@@ -374,6 +374,9 @@ def _mix_versions(cell: CampaignCell, draw: Random) -> None:
     move(cell, old)  # and back
     last(draw, 2, 4)
     move(cell, others(cell)[0])
+    cell.wait_until_whole(
+        120
+    )  # the broker that gave the cell away begins anew, and an older one does not know SIGTERM yet
     replace(cell, old, ours)
 
 
