@@ -369,14 +369,10 @@ def _mix_versions(cell: CampaignCell, draw: Random) -> None:
     for name in others(cell):  # an old owner, new followers
         replace(cell, name, ours)
     old = cell.owner()
-    move(cell, others(cell)[0])  # a new owner, an old follower
-    last(draw, 2, 4)
-    move(cell, old)  # and back
-    last(draw, 2, 4)
-    move(cell, others(cell)[0])
-    cell.wait_until_whole(
-        120
-    )  # the broker that gave the cell away begins anew, and an older one does not know SIGTERM yet
+    for to in (others(cell)[0], old, others(cell)[0]):  # a new owner, an old follower; back; and again
+        move(cell, to)
+        cell.wait_until_whole(120)  # the broker that gave the cell away begins anew
+        last(draw, 2, 4)
     replace(cell, old, ours)
 
 

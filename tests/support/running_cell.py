@@ -65,7 +65,7 @@ class RunningCell(Protocol):
             pids = self.pids()
             seen = [broker for each in found for broker in each["brokers"]]
             return (
-                all(broker["pid"] in pids and broker["lag"] is not None for broker in seen)
+                all(broker["pid"] in pids and broker["lag"] is not None and broker["applied"] for broker in seen)
                 and len(seen) == len(found) ** 2
                 and all(each["journal"]["nodes"] for each in found)
                 and all(node["current"] for each in found for node in each["journal"]["nodes"])
