@@ -1,7 +1,7 @@
 """How long does a publisher of one message at a time wait at most, when a broker or a NATS node dies or leaves?
 
 Its client knows all brokers. With each harm the longest time between two acks is taken; the worst of all rounds is
-judged. A machine that vanishes is played by an owner that is stopped (SIGSTOP): its port refuses nobody.
+judged. A machine that vanishes is played by an owner that is stopped (SIGSTOP): its port refuses no connection.
 """
 
 from __future__ import annotations
