@@ -13,7 +13,7 @@ from benchmarks.harness import BenchmarkOptions, report, significant
 from qb.clients.protocol.prepared_frames import PreparedFrames
 from qb.clients.protocol.publish_frames import PublishForm
 from qb.core.wire.frames import MessageType, encode_frame
-from qb.core.wire.staged_frames import check_messages, number_messages
+from qb.core.wire.runs.staged_frames import check_messages, number_messages
 from qb.doors.binary.server_connection import PublishRun, ServerConnection
 
 NAME = "frames"

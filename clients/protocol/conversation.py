@@ -47,6 +47,7 @@ from qb.core.wire.frames import (
     encode_frame,
     frame_length,
 )
+from qb.core.wire.runs.publish_table import FEATURE, MOST_BYTES, as_publishes, is_publish_run
 
 PROTOCOL = "1"
 FIRST_REQUEST = 2**63  # publishes are numbered from 1 up, everything else from here up
@@ -127,6 +128,7 @@ class Conversation:
         self.compression = ClientCompression(compression)
         self.credentials = credentials or Credentials()
         self.max_message_size = 2**32 - 1  # until the broker says
+        self._longest_run = 0  # bytes of a PUBLISH_RUN that the broker takes; 0: it is not known to take one
         self.transaction_bytes = 0  # that a TRANSACTION frame may carry; 0: the broker is not known to take one
         self.producer_id: int | None = None
         self._producer_secret: str | None = None  # older brokers give none
@@ -146,7 +148,7 @@ class Conversation:
     def open(self) -> bytes:
         """Return what to send first on a new connection."""
         self._buffer, self._position, self._long = bytearray(), 0, None
-        properties = {"protocol": PROTOCOL, "features": "redirect", **self.compression.hello()}
+        properties = {"protocol": PROTOCOL, "features": f"redirect,{FEATURE}", **self.compression.hello()}
         token = self.credentials.token()
         if token is not None:
             properties["token"] = token
@@ -162,7 +164,9 @@ class Conversation:
     def unanswered(self) -> list[Frames]:
         """Return what to send again after Welcome, in order and byte for byte."""
         unanswered = self._window.unanswered() + self._staged.unanswered()
-        return [self.compression.packed(codec, frames, number) for codec, frames, number in unanswered]
+        return [
+            self.compression.packed(codec, self._understood(frames), number) for codec, frames, number in unanswered
+        ]
 
     def lost(self) -> list[UnackedBatch]:
         """Note that the connection is gone; return the batches whose fate cannot be found out any more.
@@ -218,7 +222,8 @@ class Conversation:
 
         `codec`: what it is compressed with, in place of the one of the conversation.
         """
-        data, codec = form.frames(self._next_publish, bodies), codec or self.compression.codec
+        data = form.publishes(self._next_publish, bodies, self._longest_run)
+        codec = codec or self.compression.codec
         batch = UnackedBatch(self._next_publish, len(bodies), data, waiter, codec)
         self._next_publish += batch.count
         self._window.add(batch)
@@ -226,9 +231,14 @@ class Conversation:
 
     def to_send(self, batch: UnackedBatch) -> Frames:
         """Return a batch as it travels on the connection that there is now."""
-        if batch.codec is None:
-            return batch.data
-        return self.compression.packed(batch.codec, batch.data, batch.first)
+        data = self._understood(batch.data)
+        return data if batch.codec is None else self.compression.packed(batch.codec, data, batch.first)
+
+    def _understood(self, frames: Frames) -> Frames:
+        """Return frames as the broker that we are connected with understands them."""
+        if len(frames) > self._longest_run and is_publish_run(frames):
+            return as_publishes(frames)
+        return frames
 
     def stage(self, properties: Mapping[str, str], frames: Body, waiter: Any = None) -> UnackedBatch:
         """Return a STAGE frame as a batch of one, which is to be sent as to_send()."""
@@ -355,6 +365,8 @@ class Conversation:
         self.silence = _number(frame, "lease_ttl") / 3 if "lease_ttl" in frame.properties else inf
         self.max_message_size = _number(frame, "max_message_size")
         self.transaction_bytes = _number(frame, "transaction_bytes") if "transaction_bytes" in frame.properties else 0
+        takes_runs = FEATURE in frame.properties.get("features", "").split(",")
+        self._longest_run = min(MOST_BYTES, self.max_message_size) if takes_runs else 0
         self.compression.welcomed(frame.properties, self.max_message_size)
         uncertain = self._continue_as(frame) if self._idempotent else ()
         return Welcome(frame.properties.get("server", "unknown"), uncertain)

@@ -8,9 +8,11 @@ batch and a sync, and a message must not cost more because there are more partit
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, overload
+from operator import itemgetter
+from typing import Any, NamedTuple, overload
 from zlib import crc32
 
 from qb.clients.protocol.client_errors import PublishFailed, UnknownPartition, UnknownTopic, refusal
@@ -19,12 +21,16 @@ from qb.clients.protocol.publish_tally import PublishTally
 from qb.clients.protocol.receipts import Offsets
 from qb.core.wire.errors import Code
 from qb.core.wire.errors import UnknownPartition as Refusal
+from qb.core.wire.runs.publish_table import MOST_MESSAGES
 
 RUN = 1024 * 1024  # bytes of frames for one partition: each run costs the broker an fsync of that partition's log
 LEAST_RUN = 512 * 1024  # bytes of a run without keys that is worth its sync, if there are more than FEW partitions
 FEW = 16  # partitions: so many are always used evenly, however small the runs
 BLOCK = 16 * 1024 * 1024  # bytes that are gathered at most before they are sent, however many partitions there are
+SAMPLE = 256  # bodies of which the size is looked at
 KEYS_REMEMBERED = 50_000
+_overhead = itemgetter(1)  # of FormParts
+_partition, _form = itemgetter(0), itemgetter(1)  # of what _KeyRoutes knows
 PARTITIONS_KNOWN_FOR = 60.0  # seconds until a topic is asked again how many partitions it has
 
 
@@ -87,6 +93,21 @@ class SpreadPiece(NamedTuple):
     bodies: Sequence[bytes]
 
 
+class _KeyRoutes(dict[str | None, tuple[int, FormParts]]):
+    """Where the messages of each key go, and their form, made when a key is looked up first; None is not kept."""
+
+    def __init__(self, route: Callable[[str | None], tuple[int, FormParts]]) -> None:
+        self._route = route
+
+    def __missing__(self, key: str | None) -> tuple[int, FormParts]:
+        route = self._route(key)
+        if key is not None:
+            if len(self) >= KEYS_REMEMBERED:
+                self.clear()
+            self[key] = route
+        return route
+
+
 class PartitionSpread:
     """How one publish_many spreads its bodies."""
 
@@ -96,7 +117,7 @@ class PartitionSpread:
         self.topic, self._partitions, self._routes = topic, partitions, routes
         self._properties, self._timestamp_ms = properties, timestamp_ms
         self._forms = [self._form(partition, None) for partition in range(partitions)]
-        self._of_keys: dict[str, tuple[int, FormParts]] = {}
+        self._of_keys = _KeyRoutes(self._route)
         self._keys: list[str | None] | None = None  # of the bodies that are being gathered
         self._all_keys: list[str | None] | None = None  # of all bodies, if they are known
         self._turn = routes.turn(topic) % partitions
@@ -159,25 +180,17 @@ class PartitionSpread:
         return min(self._partitions, max(FEW, runs))
 
     def _by_key(self, block: Sequence[bytes], start: int) -> list[SpreadPiece]:
-        found: dict[int, tuple[list[int], list[FormParts], list[bytes]]] = {}
-        known = self._of_keys
-        for index, (key, body) in enumerate(zip(self._take_keys(start, len(block)), block, strict=False), start):
-            try:
-                partition, form = known[key]  # type: ignore[index]  # None is not there
-            except KeyError:
-                partition, form = self._learn(key) if key is not None else self._next_in_turn()
-            try:
-                indexes, forms, bodies = found[partition]
-            except KeyError:
-                indexes, forms, bodies = found[partition] = [], [], []
-            indexes.append(index)
-            forms.append(form)
-            bodies.append(body)
-        pieces = [
-            SpreadPiece(partition, indexes[some], MixedPublishForm(forms[some]), bodies[some])
-            for partition, (indexes, forms, bodies) in found.items()
-            for some in _cuts(forms, bodies)
-        ]
+        routes = list(map(self._of_keys.__getitem__, self._take_keys(start, len(block))))
+        positions: list[list[int]] = [[] for _ in range(self._partitions)]  # in the block, by partition
+        deque(map(list.append, map(positions.__getitem__, map(_partition, routes)), range(len(routes))), maxlen=0)
+        pieces: list[SpreadPiece] = []
+        for partition, mine in enumerate(positions):
+            forms, bodies = list(map(_form, _picked(routes, mine))), _picked(block, mine)
+            indexes = list(map(start.__add__, mine)) if start else mine
+            pieces += [
+                SpreadPiece(partition, indexes[some], MixedPublishForm(forms[some]), bodies[some])
+                for some in _cuts(forms, bodies)
+            ]
         return sorted(pieces, key=lambda piece: piece.indexes[0])
 
     def _take_keys(self, start: int, count: int) -> list[str | None]:
@@ -186,14 +199,11 @@ class PartitionSpread:
         keys, self._keys = self._keys or [], []
         return keys
 
-    def _learn(self, key: str) -> tuple[int, FormParts]:
-        if len(self._of_keys) >= KEYS_REMEMBERED:
-            self._of_keys.clear()
-        partition = partition_of(key, self._partitions)
-        self._of_keys[key] = route = partition, self._form(partition, key).parts
-        return route
-
-    def _next_in_turn(self) -> tuple[int, FormParts]:
+    def _route(self, key: str | None) -> tuple[int, FormParts]:
+        """Return where a message goes, and its form; without a key to the next partition in turn."""
+        if key is not None:
+            partition = partition_of(key, self._partitions)
+            return partition, self._form(partition, key).parts
         partition, self._turn = self._turn, (self._turn + 1) % self._partitions
         return partition, self._forms[partition].parts
 
@@ -201,10 +211,18 @@ class PartitionSpread:
         return PublishForm(self.topic, partition, key, self._properties, self._timestamp_ms)
 
 
+def _picked(items: Sequence[Any], positions: Sequence[int]) -> Sequence[Any]:
+    """Return the items at these positions."""
+    if len(positions) < 2:
+        return [items[position] for position in positions]
+    return itemgetter(*positions)(items)  # type: ignore[no-any-return]  # a tuple of them
+
+
 def _cuts(forms: Sequence[FormParts], bodies: Sequence[bytes]) -> Iterator[slice]:
     """Yield how to cut what goes to one partition into pieces of about RUN bytes: all may have the same key."""
-    size = sum([overhead for _, overhead, _ in forms]) + sum(map(len, bodies))
-    count = len(bodies) * RUN // max(size, RUN) + 1
+    step = len(bodies) // SAMPLE + 1  # the size of some says how long all are, nearly enough
+    size = step * (sum(map(_overhead, forms[::step])) + sum(map(len, bodies[::step])))
+    count = min(len(bodies) * RUN // max(size, RUN) + 1, MOST_MESSAGES)
     for first in range(0, len(bodies), count):
         yield slice(first, first + count)
 

@@ -10,7 +10,7 @@ from qb.clients.blocking.client import BrokerClient
 from qb.clients.protocol.publish_frames import Body, PublishForm
 from qb.clients.protocol.publish_tally import PublishTally
 from qb.core.wire.frames import TYPE_AND_SEQUENCE, Frames, MessageType, frame_length
-from qb.core.wire.uniform_frames import UniformFrames
+from qb.core.wire.runs.uniform_frames import UniformFrames
 
 
 class PreparedFrames(PublishForm):
@@ -33,6 +33,10 @@ class PreparedFrames(PublishForm):
             patch(data, at + 4, type, number)
             at += frame_length(data, at)
         return data
+
+    def publishes(self, first_number: int, bodies: Sequence[bytes], longest_run: int) -> Frames:
+        """Return the frames, as they are."""
+        return self.frames(first_number, bodies)
 
 
 def publish_frames(client: BrokerClient, runs: Iterable[tuple[Body, int]]) -> int:

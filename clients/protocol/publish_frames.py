@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 from qb.clients.protocol.client_errors import MessageTooLarge, refusal
 from qb.core.wire.errors import BadRequest, Code
-from qb.core.wire.frames import MAX_PROPERTIES, OVERHEAD, RESERVED, Frames, MessageType, encode_properties
+from qb.core.wire.frames import (
+    LENGTH,
+    MAX_PROPERTIES,
+    OVERHEAD,
+    RESERVED,
+    TYPE_AND_SEQUENCE,
+    Frames,
+    MessageType,
+    encode_properties,
+)
 from qb.core.wire.message_rules import LATEST_MS, bad_timestamp, reserved_property
-from qb.core.wire.uniform_frames import LEAST, build
+from qb.core.wire.runs.publish_table import publish_run
+from qb.core.wire.runs.uniform_frames import LEAST, build
 
 Body = bytes | bytearray | memoryview
-# What packs a head, how much longer than its body a frame is, and what stands between its number and its body_length.
-FormParts = tuple[Callable[..., bytes], int, bytes]
+# What packs a head, how much longer than its body a frame is, what stands between its number and its body_length, and,
+# for a run with a table, how long the properties are and a head that lacks what the broker writes.
+FormParts = tuple[Callable[..., bytes], int, bytes, int, bytes]
 
 LIKELY = 256  # bytes of a body, for the first guess of how many make a portion
 _MIDDLE = struct.Struct(">QI")  # timestamp and properties_length
+_NOT_READ = bytes(TYPE_AND_SEQUENCE.size + LENGTH.size)  # of a head in a run with a table, before the timestamp
+_NO_LENGTH = bytes(LENGTH.size)
+_properties_length, _blank = itemgetter(3), itemgetter(4)  # of FormParts
 PORTION = 256 * 1024  # bytes of frames that publish_many sends at once: few system calls, little to copy
 
 
@@ -48,7 +64,11 @@ class PublishForm:
     @property
     def parts(self) -> FormParts:
         """What the head of a frame is made of: heads of many forms are built without a call for each."""
-        return self._pack, self.overhead, self._middle
+        return self._pack, self.overhead, self._middle, self.overhead - OVERHEAD, self._blank
+
+    @property
+    def _blank(self) -> bytes:
+        return b"".join((_NOT_READ, self._middle, _NO_LENGTH))
 
     def frames(self, first_number: int, bodies: Sequence[bytes], type: int = MessageType.PUBLISH) -> Frames:
         """Return one frame for each body, numbered from `first_number` on."""
@@ -60,7 +80,17 @@ class PublishForm:
         if len(bodies) >= LEAST and sizes.count(sizes[0]) == len(bodies):
             return build(pack(overhead + sizes[0], type, first_number, middle, sizes[0]), bodies)
         heads = [pack(overhead + size, type, number, middle, size) for number, size in enumerate(sizes, first_number)]
-        return _joined(heads, bodies)
+        return _joined(b"", heads, bodies)
+
+    def publishes(self, first_number: int, bodies: Sequence[bytes], longest_run: int) -> Frames:
+        """Return them as frames() does, or as a PUBLISH_RUN of at most `longest_run` bytes if that is quicker."""
+        sizes = array("I", map(len, bodies))
+        count = len(sizes)
+        if count < LEAST or sizes.count(sizes[0]) == count:
+            return self.frames(first_number, bodies)
+        properties = array("I", [self.overhead - OVERHEAD]) * count
+        front = publish_run(first_number, sizes, properties, longest_run)
+        return self._blank.join([front, *bodies]) if front else self.frames(first_number, bodies)
 
 
 @lru_cache(maxsize=1024, typed=True)
@@ -93,18 +123,26 @@ class MixedPublishForm(PublishForm):
         type = int(type)
         heads = [
             pack(overhead + size, type, number, middle, size)
-            for (pack, overhead, middle), size, number in zip(
+            for (pack, overhead, middle, _, _), size, number in zip(
                 self._forms, map(len, bodies), range(first_number, first_number + len(bodies)), strict=True
             )
         ]
-        return _joined(heads, bodies)
+        return _joined(b"", heads, bodies)
+
+    def publishes(self, first_number: int, bodies: Sequence[bytes], longest_run: int) -> Frames:
+        """Return them as frames() does, or as a PUBLISH_RUN of at most `longest_run` bytes if that is quicker."""
+        front = b""
+        if len(bodies) >= LEAST:
+            properties = array("I", map(_properties_length, self._forms))
+            front = publish_run(first_number, array("I", map(len, bodies)), properties, longest_run)
+        return _joined(front, map(_blank, self._forms), bodies) if front else self.frames(first_number, bodies)
 
 
-def _joined(heads: Sequence[bytes], bodies: Sequence[bytes]) -> bytes:
-    """Return each head with its body behind it."""
-    parts = [b""] * (2 * len(heads))
-    parts[::2] = heads
-    parts[1::2] = bodies
+def _joined(front: bytes, heads: Iterable[bytes], bodies: Sequence[bytes]) -> bytes:
+    """Return each head with its body behind it, and something in front of all."""
+    parts = [front] * (2 * len(bodies) + 1)
+    parts[1::2] = heads
+    parts[2::2] = bodies
     return b"".join(parts)
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from qb.clients.protocol.client_errors import PublishUncertain, QBError
 from qb.clients.protocol.receipts import Receipt, StoredRun
 from qb.core.wire.frames import Frames, frame_length
+from qb.core.wire.runs.publish_table import as_publishes, is_publish_run
 
 MAX_BATCHES = 32_768  # the broker remembers numbers in ranges, and so many of those for one that publishes alone
 
@@ -119,6 +120,7 @@ class UnackedBatch:
 
 
 def _frames(data: Frames) -> Iterator[memoryview]:
+    data = as_publishes(data) if is_publish_run(data) else data
     position, view = 0, memoryview(data)
     while position < len(data):
         length = frame_length(data, position)

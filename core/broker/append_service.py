@@ -30,7 +30,7 @@ from qb.core.wire.errors import BadRequest, BrokerError, UnknownPartition, Unkno
 from qb.core.wire.frames import MessageType, encode_frame, encode_properties, too_large
 from qb.core.wire.message_rules import check_own_properties, check_timestamp
 from qb.core.wire.names import DEAD_LETTERS, check_name
-from qb.core.wire.staged_frames import check_messages
+from qb.core.wire.runs.staged_frames import check_messages
 from qb.storage.engine import AppendRun, Done, Engine, PartitionLog, Topic
 
 CHECKED_AT_ONCE = 1 << 17  # bytes of staged messages that are checked before we look at the time: 3,000 at most

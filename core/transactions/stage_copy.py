@@ -15,7 +15,7 @@ import trio
 
 from qb.core.transactions.copy_target import CopyTarget
 from qb.core.wire.errors import BrokerError, Internal, UnknownPartition, UnknownTopic
-from qb.core.wire.staged_frames import NumberedFrames, number_messages, skip_messages
+from qb.core.wire.runs.staged_frames import NumberedFrames, number_messages, skip_messages
 from qb.storage.engine import (
     TRANSACTIONS,
     AppendRun,

@@ -38,6 +38,7 @@ class MessageType(IntEnum):
     STAGE = 22
     TRANSACTION = 23
     COMPRESSED = 24
+    PUBLISH_RUN = 25
     SEAL = 32
 
 

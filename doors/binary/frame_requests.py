@@ -17,7 +17,8 @@ from qb.core.subscriptions.subscription_options import SubscriptionOptions
 from qb.core.wire.clock import now_ms
 from qb.core.wire.errors import BadRequest, BrokerError, QuotaExceeded
 from qb.core.wire.frames import PROBE, Frame, MessageType, decode_frame, encode_frame
-from qb.core.wire.staged_frames import frames_in
+from qb.core.wire.runs.publish_table import FEATURE
+from qb.core.wire.runs.staged_frames import frames_in
 from qb.core.wire.version import __version__
 from qb.doors.binary.joined_subscriptions import JoinedSubscriptions
 from qb.doors.binary.methods import (
@@ -120,6 +121,8 @@ class FrameRequests:
                 "broker": ownership.broker,
             }
             answer["lease_ttl"] = f"{ownership.lease_ttl:g}"
+        if FEATURE in frame.properties.get("features", "").split(","):
+            answer["features"] = FEATURE
         self._publishing.answer_in_runs()
         self._subscribing.fast = True
         self._introduce(frame)
@@ -281,6 +284,7 @@ NEEDS: dict[int, Needs] = {
     MessageType.SUBSCRIBE: needs.consume(),
     MessageType.UNSUBSCRIBE: ANY_USER,
     MessageType.PUBLISH: needs.publish(),
+    MessageType.PUBLISH_RUN: needs.publish(),
     MessageType.FETCH: needs.read(),
     MessageType.SETTLE: ANY_USER,
     MessageType.STAGE: needs.publish(),

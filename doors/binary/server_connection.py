@@ -24,14 +24,18 @@ from qb.core.wire.frames import (
     MessageType,
     decode_frame,
     decode_properties,
+    frame_length,
     too_large,
 )
 from qb.core.wire.message_rules import LATEST_MS, bad_timestamp
-from qb.core.wire.uniform_frames import UniformFrames
+from qb.core.wire.runs.publish_table import MOST_BYTES, as_publishes, read_table
+from qb.core.wire.runs.uniform_frames import UniformFrames
+from qb.doors.binary.publish_columns import PublishColumns
 from qb.doors.binary.publish_routes import PublishRoutes, Route
 from qb.storage.engine import AppendRun
 
 DATA, PUBLISH, STAGE = int(MessageType.DATA), int(MessageType.PUBLISH), int(MessageType.STAGE)
+PUBLISH_RUN = int(MessageType.PUBLISH_RUN)
 _TYPE_SEQUENCE_TIMESTAMP = struct.Struct(">IQQ")
 _head_at, _length_at = HEAD.unpack_from, LENGTH.unpack_from  # looked up once: every message needs them
 LONG = 16_384  # bytes of a run from which on copying it costs more than a new buffer
@@ -43,8 +47,9 @@ _REQUESTS = frozenset(MessageType) - {
     MessageType.DELIVER,
     MessageType.SEAL,
     MessageType.PUBLISH,
+    MessageType.PUBLISH_RUN,
 }
-_COMPRESSIBLE = (PUBLISH, STAGE)  # what a COMPRESSED frame may hold
+_COMPRESSIBLE = (PUBLISH, PUBLISH_RUN, STAGE)  # what a COMPRESSED frame may hold
 
 
 class PublishRun(NamedTuple):
@@ -95,6 +100,7 @@ class ServerConnection:
         self._at = 0  # bytes of _unread before this are done with
         self._routes = PublishRoutes()
         self._last_route: tuple[bytes, Route | None] = b"", None  # properties of the last publish, and their route
+        self._columns: PublishColumns | None = None  # of the PUBLISH_RUN at the front, which next_event() has checked
         self._closed = False
         self._inflater: Inflater | None = None  # of a COMPRESSED frame: `_unread` has what it gives, then `_behind`
         self._behind = bytearray()
@@ -124,7 +130,7 @@ class ServerConnection:
     def discard(self) -> None:
         """Let go of what has come, and take nothing more."""
         self._unread, self._at, self._closed = bytearray(), 0, True
-        self._behind, self._inflater = bytearray(), None
+        self._behind, self._inflater, self._columns = bytearray(), None, None
 
     def inflate(self, inflater: Inflater) -> None:
         """Return the frames of a COMPRESSED frame, which was the last event, before what was received behind it."""
@@ -189,9 +195,13 @@ class ServerConnection:
         total, kind, number, timestamp, properties_length = HEAD.unpack_from(self._unread, self._at)
         body_length = total - OVERHEAD - properties_length
         if self._inflater is not None and kind not in _COMPRESSIBLE:
-            raise PeerMisbehaved(f"a compressed frame holds a frame of type {kind}, not PUBLISH or STAGE frames alone")
+            raise PeerMisbehaved(
+                f"a compressed frame holds a frame of type {kind}, not publishes or STAGE frames alone"
+            )
         if kind == STAGE and properties_length <= MAX_PROPERTIES:
             return self._stage_frame(total, number, properties_length, body_length)  # its messages have the limit
+        if kind == PUBLISH_RUN:
+            return self._publish_run(total)
         excess = too_large(body_length, properties_length, self._max_body)
         if excess:
             return self._pass_over(excess)
@@ -222,6 +232,38 @@ class ServerConnection:
         except BadRequest as error:
             return self._pass_over(error)
 
+    def _publish_run(self, total: int) -> Event:
+        """Return the publishes of a PUBLISH_RUN as one run if they are one, else what the first of them is."""
+        if total > MOST_BYTES:
+            raise PeerMisbehaved(f"a PUBLISH_RUN frame has {total} bytes, and {MOST_BYTES} at most are allowed")
+        with memoryview(self._unread)[self._at : self._at + total] as frame:
+            table = read_table(frame)
+            columns = PublishColumns.of(frame, table, self._max_body)
+        if columns is not None and (route := self._shared_route(columns)) is not None:
+            self._columns = columns
+            return PublishRun(table.first_number, route)
+        self._take_apart(total)
+        event = self.next_event()
+        assert event is not None, "its frames are whole"
+        return event
+
+    def _shared_route(self, columns: PublishColumns) -> Route | None:
+        """Return the route of the first message, if all others go the same way."""
+        routes, found = self._routes, columns.all_properties()
+        try:
+            route = routes[columns.first_properties()]
+            others = {routes[each] for each in found or ()}
+        except (BadRequest, PeerMisbehaved):
+            return None
+        columns.has_one_key = len(others) == 1
+        return route if {each[:2] for each in others} == {route[:2]} else None
+
+    def _take_apart(self, total: int) -> None:
+        """Have the PUBLISH frames of the PUBLISH_RUN at the front come one by one."""
+        with memoryview(self._unread)[self._at : self._at + total] as frame:
+            publishes = as_publishes(frame)
+        self._unread[self._at : self._at + total] = publishes
+
     def _stage_frame(self, total: int, number: int, properties_length: int, body_length: int) -> StageFrame:
         data = bytes(memoryview(self._unread)[self._at : self._at + total])
         body_at = OVERHEAD + properties_length
@@ -245,6 +287,13 @@ class ServerConnection:
         Call it when next_event() has returned a PublishRun, with its route. A run goes on while the numbers follow by
         one and topic and partition (and with `by_key` also the key) stay the same.
         """
+        if self._columns is not None:
+            columns, self._columns = self._columns, None
+            total = frame_length(self._unread, self._at)
+            if (not limit or columns.count <= limit) and (columns.has_one_key or not by_key):
+                self._at += total
+                return columns.numbered(first_offset, now_ms, producer_id)
+            self._take_apart(total)
         buffer, start, end = self._unread, self._at, len(self._unread)
         at, offset, max_body = start, first_offset, self._max_body
         total, _, first_number, timestamp, length = _head_at(buffer, at)

@@ -1,6 +1,6 @@
 """Uniform frames read by numpy: a field of all frames is a column, several bytes wide, copied in one go.
 
-The tables are those of qb.core.wire.uniform_frames; seals between the frames are gaps between tables.
+The tables are those of qb.core.wire.runs.uniform_frames; seals between the frames are gaps between tables.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from pyspark_qb.arrow.spans import Bytes, Numbers
 from qb.core.wire.frames import HEAD, OVERHEAD, MessageType
-from qb.core.wire.uniform_frames import LEAST, NUMBER, UniformFrames
+from qb.core.wire.runs.uniform_frames import LEAST, NUMBER, UniformFrames
 
 BIG_ENDIAN = np.dtype(">u8")
 TIMESTAMP_AT = 16

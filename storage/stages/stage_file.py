@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from qb.core.wire.errors import DiskFull, LogPoisoned
 from qb.core.wire.frames import HEAD, LENGTH, OVERHEAD, MessageType, decode_properties, encode_frame
-from qb.core.wire.staged_frames import skip_messages
+from qb.core.wire.runs.staged_frames import skip_messages
 from qb.storage.commit.batch_commit import FailedBatch
 from qb.storage.engine import StagedMessages, Where
 from qb.storage.files import NO_ROOM, OpenFiles, SyncFailed, datasync, sync_directory, write_all, write_durably

@@ -8,8 +8,10 @@ import pytest
 import trio
 
 from qb import BrokerClient, OutOfSequence
+from qb.clients.protocol.publish_frames import PublishForm
 from qb.core.pacing import AT_ONCE, counted
 from qb.core.wire.frames import Frame, MessageType, decode_frame, encode_frame, frame_length
+from qb.core.wire.runs.publish_table import MOST_BYTES
 from tests.support.brokers import BrokerProcess
 from tests.support.peers import Peer, TrioPeer, identity
 
@@ -220,6 +222,26 @@ async def test_of_a_run_only_the_messages_that_differ_are_refused(a_broker) -> N
         found = await answers(await continued(connect, hello), publishes(1, changed), 200)
         assert [n - 1 for n, answer in found.items() if answer == ("OUT_OF_SEQUENCE", None)] == [0, 77, 78, 199]
         assert all(found[n] == (str(n - 1), "true") for n in range(1, 201) if changed[n - 1] != b"no!")
+
+
+async def test_runs_with_a_table_are_recognised_as_what_they_stand_for(a_broker) -> None:
+    bodies = [b"x" * n for n in range(200)]
+    changed = [b"no!" if n in (0, 77, 199) else body for n, body in enumerate(bodies)]
+
+    def run(first: int, bodies: list[bytes]) -> bytes:
+        return PublishForm("a").publishes(first, bodies, MOST_BYTES)
+
+    async with a_broker() as connect:
+        peer, hello = await introduced(connect)
+        await peer.ask(MessageType.CREATE_TOPIC, 2**63 + 1, topic="a")
+        assert await answers(peer, run(1, bodies[:100]), 100) == {n: (str(n - 1), None) for n in range(1, 101)}
+        again = await continued(connect, hello)  # the first half is stored, the other is new
+        found = await answers(again, run(1, bodies), 200)
+        assert found == {n: (str(n - 1), "true" if n <= 100 else None) for n in range(1, 201)}
+        found = await answers(again, run(1, changed), 200)
+        assert [n - 1 for n, answer in found.items() if answer == ("OUT_OF_SEQUENCE", None)] == [0, 77, 199]
+        found = await answers(again, publishes(1, bodies), 200)
+        assert found == {n: (str(n - 1), "true") for n in range(1, 201)}
 
 
 async def test_keys_of_several_partitions_are_compared_where_they_are(a_broker) -> None:

@@ -52,7 +52,7 @@ def test_the_first_use_connects(scripted: ScriptedBroker) -> None:
     assert scripted.hellos == [
         {
             "protocol": "1",
-            "features": "redirect",
+            "features": "redirect,publish_runs",
             "compression": "zstd,lz4",
             "client_id": "tester",
             "producer_id": "new",

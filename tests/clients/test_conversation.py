@@ -32,9 +32,10 @@ from qb.clients.protocol.receipts import Offsets, Receipt, StoredRun
 from qb.clients.protocol.unacked_publishes import RefusedPublishes, StoredPublishes, UnackedBatch, UnackedPublishes
 from qb.core.wire.errors import Code, PeerMisbehaved
 from qb.core.wire.frames import PROBE, MessageType, decode_frame, encode_frame, frame_length
+from qb.core.wire.runs.publish_table import as_publishes
 from qb.doors.binary import replies
 
-OFFER = {"features": "redirect", "compression": "zstd,lz4"}
+OFFER = {"features": "redirect,publish_runs", "compression": "zstd,lz4"}
 FORM = PublishForm("orders")
 
 
@@ -373,6 +374,49 @@ def test_what_is_not_answered_is_sent_again_byte_for_byte_and_in_order() -> None
     again = conversation.unanswered()
     assert b"".join(again) == first.data[-len(FORM.frames(3, [b"ccc"])) :] + second.data
     assert split(b"".join(again)) == [(3, b"ccc"), (4, b"dddd")]
+
+
+MIXED = [b"x" * (number % 7) for number in range(200)]
+
+
+def takes_runs(conversation: Conversation, **more: object) -> Conversation:
+    """Connect with a broker that takes PUBLISH_RUN."""
+    hello = decode_frame(conversation.open())
+    about = {"max_message_size": 1 << 20, "producer_id": 7, "features": "publish_runs"} | more
+    events(conversation, ack(hello.sequence_number, server="qb/1", **about))
+    return conversation
+
+
+def test_many_bodies_of_different_lengths_are_sent_with_a_table_if_the_broker_says_that_it_takes_one() -> None:
+    plain = welcomed(Conversation()).publish(FORM, MIXED)
+    assert split(plain.data) == list(enumerate(MIXED, 1))
+    conversation = takes_runs(Conversation())
+    batch = conversation.publish(FORM, MIXED)
+    assert decode_frame(batch.data).type == MessageType.PUBLISH_RUN
+    assert conversation.to_send(batch) == batch.data
+    assert as_publishes(batch.data) == plain.data
+    assert split(takes_runs(Conversation(), max_message_size=1_000).publish(FORM, MIXED).data)[0] == (1, b"")
+
+
+def test_a_run_with_a_table_is_sent_again_as_frames_to_a_broker_that_takes_no_table() -> None:
+    conversation = takes_runs(Conversation())
+    batch = conversation.publish(FORM, MIXED)
+    conversation.lost()
+    assert split(b"".join(welcomed(conversation).unanswered())) == list(enumerate(MIXED, 1))
+    assert split(conversation.to_send(batch)) == list(enumerate(MIXED, 1))
+    conversation.lost()
+    assert takes_runs(conversation).unanswered() == [batch.data]
+
+
+def test_of_a_run_with_a_table_only_what_is_not_answered_is_sent_again() -> None:
+    conversation = takes_runs(Conversation())
+    batch = conversation.publish(FORM, MIXED)
+    events(conversation, stored(11, count=180) + refused(2, "STORAGE"))
+    conversation.lost()
+    again = b"".join(takes_runs(conversation).unanswered())
+    assert split(again) == [(n, MIXED[n - 1]) for n in [1, *range(3, 11), *range(191, 201)]]
+    events(conversation, stored(1) + stored(3, count=8) + stored(191, count=10))
+    assert batch.left == 0
 
 
 def test_a_refused_publish_is_not_sent_again_with_its_neighbours() -> None:

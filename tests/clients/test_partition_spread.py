@@ -27,7 +27,7 @@ from qb.clients.protocol.partition_spread import (
 from qb.clients.protocol.publish_frames import portions
 from qb.clients.protocol.receipts import SpreadOffsets, SpreadRun, StoredRun
 from qb.core.wire.frames import decode_frame
-from qb.core.wire.staged_frames import frames_in
+from qb.core.wire.runs.staged_frames import frames_in
 from tests.support.brokers import BrokerProcess
 from tests.support.scripted_broker import ScriptedBroker
 
@@ -103,6 +103,26 @@ def test_a_topic_with_one_partition_takes_keys_too(client: BrokerClient, topic: 
     client.create_topic(f"{topic}-one")
     assert client.publish_many(f"{topic}-one", numbered(3), keys=["a", "b", "c"]) == [0, 1, 2]
     assert [message.key for message in client.fetch(f"{topic}-one")] == ["a", "b", "c"]
+
+
+def test_bodies_of_different_lengths_are_stored_as_they_are_with_their_keys_in_order(
+    client: BrokerClient, topic: str
+) -> None:
+    bodies = [b"%d" % number + b"x" * (number % 300) for number in range(20_000)]
+    keys = [f"customer-{number * 7 % 1_000}" for number in range(20_000)]
+    offsets = client.publish_many(topic, bodies, keys=keys, properties={"colour": "grün"})
+    found = {}
+    for partition in range(PARTITIONS):
+        at = 0
+        while portion := client.fetch(topic, partition, at):
+            found |= {(partition, each.offset): (each.key, each.body, each.properties["colour"]) for each in portion}
+            at = portion.next_offset
+    expected = zip(keys, bodies, ["grün"] * len(bodies), strict=True)
+    assert [found[place] for place in zip(offsets.partitions, offsets, strict=True)] == list(expected)
+    assert list(offsets.partitions) == [crc32(key.encode()) % PARTITIONS for key in keys]
+    for partition in range(PARTITIONS):
+        mine = [offset for offset, where in zip(offsets, offsets.partitions, strict=True) if where == partition]
+        assert mine == list(range(len(mine)))
 
 
 def test_keys_that_contradict_or_end_too_soon_are_refused(client: BrokerClient, topic: str) -> None:

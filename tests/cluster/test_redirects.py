@@ -81,7 +81,7 @@ def opened(**welcome: str) -> tuple[Conversation, object]:
 
 def welcomed(talk: Conversation, **welcome: str) -> object:
     hello = decode_frame(talk.open())
-    assert hello.properties["features"] == "redirect"
+    assert hello.properties["features"] == "redirect,publish_runs"
     talk.receive(encode_frame(MessageType.ACK, hello.sequence_number, 0, WELCOME | welcome))
     return talk.next_event()
 

@@ -12,10 +12,12 @@ from typing import Any
 
 import trio
 
+from qb.clients.protocol.publish_frames import MixedPublishForm, PublishForm
 from qb.core.broker.outgoing_messages import OutgoingMessage
 from qb.core.wire.compression.compressed_frames import compress
-from qb.core.wire.frames import MAX_PROPERTIES, Frame, MessageType, encode_frame
+from qb.core.wire.frames import HEAD, MAX_PROPERTIES, Frame, MessageType, encode_frame
 from qb.core.wire.frames import MessageType as T
+from qb.core.wire.runs.publish_table import MOST_BYTES, MOST_MESSAGES
 from qb.doors.binary.frame_requests import NEEDS, TRANSACTION_BYTES
 from qb.doors.binary.methods import MAX_ARGUMENTS, METHODS
 from qb.doors.json_lines.json_methods import ROWS
@@ -162,7 +164,7 @@ async def test_the_largest_frames_are_handled_in_steps_that_are_bounded(a_broker
 
 
 # The other types of NEEDS have tests of their own here: a frame of each kind of request, or of many messages.
-TESTED_APART = {T.REQUEST, T.PUBLISH, T.FETCH, T.SETTLE, T.SUBSCRIBE, T.STAGE, T.COMPRESSED}
+TESTED_APART = {T.REQUEST, T.PUBLISH, T.FETCH, T.SETTLE, T.SUBSCRIBE, T.STAGE, T.COMPRESSED, T.PUBLISH_RUN}
 LONG_TEXT = "x" * (MAX_PROPERTIES - 500)
 
 
@@ -231,6 +233,30 @@ async def test_compressed_frames_are_handled_in_steps_that_are_bounded(a_broker)
             answer = await peer.receive()
         assert answer.type == MessageType.COMPRESSED
         assert int(answer.properties["size"]) > len(body)
+
+
+async def test_the_largest_runs_with_a_table_are_handled_in_steps_that_are_bounded(a_broker):
+    bodies = [b"x" * (n % 3) for n in range(MOST_MESSAGES)]
+    plain, keyed = PublishForm("a", 0), [PublishForm("a", 0, f"{n:040}").parts for n in range(MOST_MESSAGES)]
+    odd = PublishForm("a", 0, properties={"long": "x" * 2_000})
+    runs = [
+        (plain, bodies),
+        (MixedPublishForm(keyed), bodies),
+        (MixedPublishForm([*keyed[1:], odd.parts]), bodies),  # is taken one by one
+    ]
+    async with a_broker() as connect:
+        peer = await connect()
+        await peer.ask(MessageType.HELLO, 1, protocol="1", features="publish_runs")
+        await peer.call("create_topic", topic="a")
+        for number, (form, sent) in enumerate(runs):
+            run = form.publishes(1 + number * MOST_MESSAGES, sent, MOST_BYTES)
+            assert HEAD.unpack_from(run)[1] == MessageType.PUBLISH_RUN
+            with bounded(f"PUBLISH_RUN {number}"), trio.fail_after(60):
+                await peer.stream.send_all(run)
+                acked = 0
+                while acked < MOST_MESSAGES:
+                    acked += int((await peer.receive()).properties["count"])
+            assert acked == MOST_MESSAGES
 
 
 async def test_the_largest_stage_is_handled_in_steps_that_are_bounded(a_broker):

@@ -182,6 +182,23 @@ COMPRESSING: list[Step] = [
         1,
     ),
 ]
+IN_A_RUN = b"".join(
+    bytes(16) + NOON.to_bytes(8) + bytes(4) + properties + bytes(4) + body
+    for properties, body in ((b"topic=orders\0partition=1\0", b"f"), (b"topic=orders\0partition=1\0key=k1\0", b"gg"))
+)
+TABLE = bytes.fromhex("00000001 00000002 00000019 00000020")
+IN_RUNS: list[Step] = [
+    (
+        "Hello, from a peer that sends tables",
+        [encode_frame(T.HELLO, 2**63, NOON, {"protocol": "1", "features": "publish_runs"})],
+        1,
+    ),
+    (
+        "Two publishes with a table of their lengths",
+        [encode_frame(T.PUBLISH_RUN, 1, 0, {"count": "2"}, TABLE + IN_A_RUN)],
+        1,
+    ),
+]
 
 
 async def play(broker: MessageBroker, steps: list[Step], *, goodbye: bool) -> str:
@@ -234,6 +251,16 @@ def show(arrow: str, data: bytes, marked: bool = False) -> str:
         lines.append(f"  {data[body_at : body_at + 4].hex()}{between} the body is these frames:")
         lines += [f"    {line}" for inner in _split(frame.body[marks:]) for line in show("-", inner).splitlines()]
         return "\n".join(lines)
+    if kind == MessageType.PUBLISH_RUN:
+        table = frame.body[: 8 * int(frame.properties["count"])]
+        length = data[body_at : body_at + 4].hex()
+        lines.append(f"  {length} {table.hex(' ', -4)}   lengths of bodies, of properties; the frames:")
+        at, lengths = len(table), [int.from_bytes(table[at : at + 4]) for at in range(0, len(table), 4)]
+        for body, properties in zip(lengths[: len(lengths) // 2], lengths[len(lengths) // 2 :], strict=True):
+            following = at + 32 + properties + body
+            lines.append(f"    - {frame.body[at:following].hex()}")
+            at = following
+        return "\n".join(lines)
     try:
         body = f"   {frame.body.decode()}" if frame.body else ""
     except UnicodeDecodeError:
@@ -266,10 +293,14 @@ async def render(directory: str) -> str:
                 basic = await play(broker, BASIC, goodbye=False)
                 fast = await play(broker, FAST, goodbye=True)
                 compressing = await play(broker, COMPRESSING, goodbye=False)
+                in_runs = await play(broker, IN_RUNS, goodbye=False)
                 nursery.cancel_scope.cancel()
     finally:
         engine.close()
-    return f"### A basic peer\n\n{basic}\n### A fast peer\n\n{fast}\n### A peer that compresses\n\n{compressing}"
+    return (
+        f"### A basic peer\n\n{basic}\n### A fast peer\n\n{fast}\n### A peer that compresses\n\n{compressing}\n"
+        f"### A peer that sends tables\n\n{in_runs}"
+    )
 
 
 async def test_every_example_is_what_the_code_sends_and_answers(tmp_path):

@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qb.core.wire.errors import BadRequest
-from qb.core.wire.frames import HEAD, MAX_PROPERTIES, MessageType, decode_frame, definition, encode_frame
-from qb.core.wire.staged_frames import check_messages, number_messages, skip_messages
+from qb.core.wire.frames import HEAD, MAX_PROPERTIES, RESERVED, MessageType, decode_frame, definition, encode_frame
+from qb.core.wire.runs.staged_frames import check_messages, number_messages, skip_messages
 
 ALL = 1 << 30
 FORMAT = definition()
 texts = st.text(st.characters(exclude_characters="\0=", exclude_categories=("Cs",)), min_size=1, max_size=8)
-properties = st.dictionaries(texts, texts, max_size=3).map(lambda own: {"topic": "t", **own})
+names = texts.filter(lambda name: name not in RESERVED)
+properties = st.dictionaries(names, texts, max_size=3).map(lambda own: {"topic": "t", **own})
 numbers = st.integers(0, 2**64 - 1)
 different = st.lists(st.tuples(numbers, properties, st.binary(max_size=30)), min_size=1, max_size=8)
 uniform = st.tuples(
@@ -28,7 +29,7 @@ messages = (
 def few_are_enough():
     """Two frames of one length are handled as a table, so that short runs test it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("qb.core.wire.uniform_frames.LEAST", 2)
+        patch.setattr("qb.core.wire.runs.uniform_frames.LEAST", 2)
         yield
 
 

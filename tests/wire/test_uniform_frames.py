@@ -11,7 +11,7 @@ from qb.clients.protocol.prepared_frames import PreparedFrames
 from qb.clients.protocol.publish_frames import PublishForm, portions
 from qb.core.wire.errors import PeerMisbehaved
 from qb.core.wire.frames import MessageType, encode_frame
-from qb.core.wire.uniform_frames import LEAST, UniformFrames
+from qb.core.wire.runs.uniform_frames import LEAST, UniformFrames
 from qb.doors.binary.server_connection import PublishRun, ServerConnection
 from qb.storage.engine import AppendRun
 

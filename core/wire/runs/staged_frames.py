@@ -14,7 +14,7 @@ from typing import NamedTuple
 from qb.core.wire.errors import BadRequest
 from qb.core.wire.frames import HEAD, LENGTH, MAX_PROPERTIES, OVERHEAD, MessageType
 from qb.core.wire.message_rules import LATEST_MS, NOT_IN_FRAMES, bad_timestamp, reserved_property
-from qb.core.wire.uniform_frames import UniformFrames
+from qb.core.wire.runs.uniform_frames import UniformFrames
 
 _RESERVED = re.compile(rb"\0(%b)=" % "|".join(sorted(NOT_IN_FRAMES)).encode())
 _PROPERTIES = re.compile(rb"(?:[^=\0]+=[^\0]*\0)*\Z")

@@ -1,0 +1,1 @@
+"""Runs of frames: many of them side by side in one buffer, proved and numbered together."""
