@@ -219,8 +219,6 @@ async def run_node(
     from qb.cluster import process_end
     from qb.cluster.cell_node import CellNode, cluster_listeners
 
-    if any(each.door is http_door for each in listening):
-        import qb.doors.http.http_door  # noqa: F401 - now, and not when the cell waits for its new owner
     look_for_garbage_less_often()
     process_end.hangup_ignored = hangup_ignored
     process_end.heed_stops()
@@ -286,6 +284,8 @@ def open_doors(settings: Settings) -> Iterator[Sequence[ListeningDoor]]:
                 except OSError as error:
                     variable = f"QB_{title.split()[0].upper()}_PORT"
                     raise OSError(f"{error}; {variable} chooses another port for {title}, 0 none") from None
+        if settings.http.port:
+            import qb.doors.http.http_door  # noqa: F401 - now: it takes long, and nobody waits for the event loop yet
         yield listening
 
 
