@@ -21,6 +21,7 @@ from qb.core.rights.known_users import KnownUsers
 from qb.core.settings import ServerSettings
 from qb.core.subscriptions.push_decisions import DeadLetterDecision
 from qb.core.subscriptions.shared_room import SharedRoom
+from qb.core.subscriptions.snapshot import SubscriptionSnapshot
 from qb.core.subscriptions.subscription import Subscription
 from qb.core.subscriptions.subscription_options import SubscriptionOptions, parse_options
 from qb.core.subscriptions.subscription_report import SubscriptionTotals
@@ -69,20 +70,31 @@ class SubscriptionManager:
         for saved in await load(self._engine.metadata):
             if must_give_way():
                 await trio.lowlevel.checkpoint()
-            self._restore(saved)
+            await self._restore(saved)
 
-    def _restore(self, saved: SavedSubscription) -> None:
+    async def _restore(self, saved: SavedSubscription) -> None:
         known = [partition.partition for partition in saved.snapshot.partitions]
         if saved.topic not in self._engine.topics():
             self._forget(saved.name, saved.topic, known)
             return
+        restored = await self._reopened(saved.name, saved.snapshot)
         logs = self._logs(saved.topic)
-        restored = Subscription.restore(saved.name, saved.snapshot, trio.current_time(), random.Random(), self._shared)
         for partition in logs.keys() - set(known):
             restored.add_partition(partition, 0)  # it was added, and the broker stopped before this was saved
         self.deliveries.add(
             ActiveSubscription(saved.name, saved.topic, saved.created_ms, restored, logs, saved.made_by)
         )
+
+    async def _reopened(self, name: str, snapshot: SubscriptionSnapshot) -> Subscription:
+        """Return the subscription of a snapshot. Others run meanwhile: all that windows hold may be open."""
+        subscription = Subscription.restore(name, snapshot, random.Random(), self._shared)
+        try:
+            async for _ in portions(subscription.reopen(snapshot, trio.current_time())):
+                pass
+        except BaseException:
+            subscription.close()
+            raise
+        return subscription
 
     def _forget(self, name: str, topic: str, partitions: list[int]) -> None:
         """Remove what is kept of a subscription whose topic is gone."""
@@ -223,7 +235,9 @@ class SubscriptionManager:
             if self.deliveries.get(new_id) is not None:
                 raise SubscriptionExists(f"subscription {new_id!r} exists already")
             snapshot = source.subscription.copy().forked()
-            forked = Subscription.restore(new_id, snapshot, trio.current_time(), random.Random(), self._shared)
+            forked = await self._reopened(new_id, snapshot)
+            for partition in source.logs.keys() - {each.partition for each in snapshot.partitions}:
+                forked.add_partition(partition, 0)  # it was added meanwhile
             return await self._add(ActiveSubscription(new_id, source.topic, now_ms(), forked, source.logs, made_by))
 
     # Looking

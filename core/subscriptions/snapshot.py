@@ -194,22 +194,28 @@ def _by_history(cursor: Cursor) -> Iterator[tuple[tuple[Any, ...], list[MessageR
 
 
 def restore(
-    name: str, snapshot: SubscriptionSnapshot, now: float, random: Random, shared: SharedRoom | None = None
+    name: str, snapshot: SubscriptionSnapshot, random: Random, shared: SharedRoom | None = None
 ) -> SubscriptionState:
-    """Return the state as it was, without subscribers: what was in flight is ready again."""
+    """Return the state as it was, without subscribers and without what was open."""
     starts = {partition.partition: partition.next for partition in snapshot.partitions}
     state = SubscriptionState(name, snapshot.options, starts, random, shared)
     state.paused = snapshot.paused
     state.redelivered = snapshot.redelivered
     state.dead_lettered = snapshot.dead_lettered
-    deaths: dict[int, UnexplainedDeath] = {}
     for partition in snapshot.partitions:
         state.cursors[partition.partition].start = partition.start
+    return state
+
+
+def reopen(state: SubscriptionState, snapshot: SubscriptionSnapshot, now: float) -> Iterator[int]:
+    """Open what was open: what was in flight is ready again. Yields each offset, so that others can run in between."""
+    deaths: dict[int, UnexplainedDeath] = {}
+    for partition in snapshot.partitions:
         for run in sorted(partition.runs(), key=lambda run: run.first):
             for offset in run.offsets:
                 _reopen(state, _record(partition.partition, offset, run, deaths), now)
+                yield offset
     state.deaths = max(deaths, default=0)
-    return state
 
 
 def _record(partition: int, offset: int, run: OpenRun, deaths: dict[int, UnexplainedDeath]) -> MessageRecord:

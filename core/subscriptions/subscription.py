@@ -49,12 +49,16 @@ class Subscription:
 
     @classmethod
     def restore(
-        cls, name: str, saved: SubscriptionSnapshot, now: float, random: Random, shared: SharedRoom | None = None
+        cls, name: str, saved: SubscriptionSnapshot, random: Random, shared: SharedRoom | None = None
     ) -> Subscription:
-        """Return the subscription that a snapshot was taken of, without subscribers."""
+        """Return the subscription that a snapshot was taken of, without subscribers; reopen() belongs to it."""
         subscription = cls.__new__(cls)
-        subscription._state = snapshot.restore(name, saved, now, random, shared)
+        subscription._state = snapshot.restore(name, saved, random, shared)
         return subscription
+
+    def reopen(self, saved: SubscriptionSnapshot, now: float) -> Iterator[int]:
+        """Open again what was open in the snapshot, one message at each step; use the subscription after the last."""
+        return snapshot.reopen(self._state, saved, now)
 
     def close(self) -> None:
         """Let go of all that is shared with others; it is used no more."""

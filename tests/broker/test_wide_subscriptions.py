@@ -7,7 +7,10 @@ from typing import Any
 import msgspec
 import trio
 
+from qb.core.pacing import AT_ONCE, counted
 from qb.core.push.subscription_manager import SubscriptionManager
+from qb.core.subscriptions.snapshot import KeyedMessages, PartitionSnapshot, SubscriptionSnapshot
+from qb.core.subscriptions.subscription_options import SubscriptionMode, SubscriptionOptions
 from qb.core.wire.frames import MessageType as T
 from qb.storage.commit.completions import Watchers
 from qb.storage.metadata.metadata_store import MetadataStore
@@ -53,9 +56,9 @@ async def test_partitions_that_are_added_are_watched_for_those_that_have_joined(
 async def test_the_broker_takes_up_its_subscriptions_over_several_passes(a_broker, monkeypatch) -> None:
     restore, slow = SubscriptionManager._restore, slow_work(monkeypatch)
 
-    def restoring(self: SubscriptionManager, saved: Any) -> None:
+    async def restoring(self: SubscriptionManager, saved: Any) -> None:
         slow.do(saved.name)
-        restore(self, saved)
+        await restore(self, saved)
 
     with trio.fail_after(60):
         async with a_broker() as connect:
@@ -103,3 +106,17 @@ async def test_a_stop_saves_nothing_for_what_is_only_in_flight_and_it_comes_agai
                 frame = await again.receive()
                 came[frame.properties["partition"]] = frame.properties["attempt"]
             assert came == {str(partition): "2" for partition in range(PARTITIONS) if partition != 3}
+
+
+async def test_what_was_open_in_a_subscription_is_opened_again_in_portions(a_broker) -> None:
+    offsets = list(range(3 * AT_ONCE))
+    keyed = KeyedMessages(1, offsets, [f"customer-{offset % 7}" for offset in offsets])
+    partition = PartitionSnapshot(0, 0, len(offsets), [], [keyed])
+    saved = SubscriptionSnapshot(SubscriptionOptions(mode=SubscriptionMode.KEY_SHARED), [partition])
+    with trio.fail_after(60):
+        async with a_broker() as connect:
+            await connect()
+            with counted() as step:
+                reopened = await connect.broker.subscriptions._reopened("s", saved)
+            assert step.most == AT_ONCE
+            assert reopened.snapshot() == saved

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from qb.core.subscriptions.messages.joined_subscriber import IN_FLIGHT_TOGETHER, LEAST_SHARE
 from qb.core.subscriptions.push_decisions import DeadLetterDecision, PushDecision
 from qb.core.subscriptions.snapshot import SubscriptionSnapshot
-from qb.core.subscriptions.subscription import Subscription
 from qb.core.subscriptions.subscription_options import RetryBackoff, SubscriptionMode, parse_options
 from qb.core.wire.errors import BadRequest, NotJoined, SubscriptionBusy
-from tests.support.subscription_tools import NO_JITTER, Bench
+from tests.support.subscription_tools import NO_JITTER, Bench, reopened
 
 # In turn
 
@@ -442,7 +441,7 @@ def test_a_fork_stands_where_the_other_stands_without_its_past() -> None:
     bench.ack("a", 0, 2)
     bench.nack("a", 1)
     fork = Bench(5)
-    fork.subscription = Subscription.restore("fork", bench.subscription.snapshot().forked(), 0, Random(1))
+    fork.subscription = reopened("fork", bench.subscription.snapshot().forked(), 0, Random(1))
     fork.subscription.join("b")
     assert fork.deliver() == {"b": [1, 3, 4]}
     assert set(fork.attempts.values()) == {1}

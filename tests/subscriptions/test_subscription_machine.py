@@ -25,6 +25,7 @@ from qb.core.subscriptions.save_urgency import SaveUrgency
 from qb.core.subscriptions.snapshot import PartitionSnapshot, SnapshotChanges, SubscriptionSnapshot, merged
 from qb.core.subscriptions.subscription import Subscription
 from qb.core.subscriptions.subscription_options import RetryBackoff, SubscriptionMode, SubscriptionOptions
+from tests.support.subscription_tools import reopened
 
 PARTITIONS = (0, 1)
 DEADLINE = 10.0
@@ -409,7 +410,7 @@ class Machine(RuleBasedStateMachine):
     def crash(self) -> None:
         self.check_what_comes_again()
         saved = json.decode(json.encode(self.stored), type=SubscriptionSnapshot)
-        self.subscription = Subscription.restore("s", saved, self.now, self.random)
+        self.subscription = reopened("s", saved, self.now, self.random)
         self.model = copy.deepcopy(self.durable.model)
         self.acks.clear()
         self.saves.clear()

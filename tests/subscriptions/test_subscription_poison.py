@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from qb.core.subscriptions.snapshot import SubscriptionSnapshot
-from qb.core.subscriptions.subscription import Subscription
-from tests.support.subscription_tools import Bench
+from tests.support.subscription_tools import Bench, reopened
 
 
 class How(NamedTuple):
@@ -341,9 +340,7 @@ def test_suspicion_is_read_as_it_was_written_at_any_time(written: Any) -> None:
     bench.die("a")
     saved = msgspec.to_builtins(bench.subscription.snapshot())
     saved["partitions"][0]["open"] = [[0, 2, 1, 1, 0, written]]
-    bench.subscription = Subscription.restore(
-        "jobs", msgspec.convert(saved, SubscriptionSnapshot), bench.now, Random(1)
-    )
+    bench.subscription = reopened("jobs", msgspec.convert(saved, SubscriptionSnapshot), bench.now, Random(1))
     bench.subscription.join("b")
     bench.deliver()
     assert bench.suspects == {(0, 0), (0, 1)}

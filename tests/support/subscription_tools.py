@@ -15,6 +15,14 @@ from qb.core.subscriptions.subscription_options import SubscriptionOptions, pars
 NO_JITTER = {"initial": 1.0, "factor": 2.0, "cap": 300.0, "jitter": 0.0}
 
 
+def reopened(name: str, saved: SubscriptionSnapshot, now: float, random: Random) -> Subscription:
+    """Return the subscription that a snapshot was taken of, with all that was open."""
+    subscription = Subscription.restore(name, saved, random)
+    for _ in subscription.reopen(saved, now):
+        pass
+    return subscription
+
+
 class Bench:
     """A subscription, its log and its clock. Deliveries come out as {subscriber: [offsets]}."""
 
@@ -107,6 +115,6 @@ class Bench:
         """Kill the broker just after a snapshot, and start it again."""
         saved = msgspec.json.encode(self.subscription.snapshot())
         again = msgspec.json.decode(saved, type=SubscriptionSnapshot)
-        self.subscription = Subscription.restore("jobs", again, self.now, Random(1))
+        self.subscription = reopened("jobs", again, self.now, Random(1))
         for name in joining:
             self.subscription.join(name)
