@@ -32,7 +32,7 @@ from qb.replication.engine.follower import CopyDiffers
 from qb.replication.engine.replicated_cell import ReplicatedCell
 from qb.replication.jetstream.jetstream_store import JetStreamStore
 from qb.replication.journal.journal import Journal
-from qb.replication.journal.journal_store import Fenced, JournalError, JournalGap, JournalLost
+from qb.replication.journal.journal_store import Fenced, JournalError, JournalGap, RecordsLost
 from qb.replication.journal.trio_timers import TrioTimers
 from qb.replication.lease.lease_keeper import LeaseKeeper
 from qb.replication.lease.lease_store import LeaseStore
@@ -146,7 +146,7 @@ class CellNode:
             copy = self._settings.storage, journal, self._store.identity
             try:
                 cell = await trio.to_thread.run_sync(ReplicatedCell.open, *copy)
-            except JournalLost as error:
+            except RecordsLost as error:
                 self._lose(error)
             nursery.cancel_scope.cancel()
         if cell is not None:
@@ -179,7 +179,7 @@ class CellNode:
     async def _mind(self, cell: ReplicatedCell) -> None:
         """Behave as killed when the copy can be of no use any more."""
         await cell.lost.wait()
-        if isinstance(cell.why, JournalLost):
+        if isinstance(cell.why, RecordsLost):
             with suppress(OSError):
                 cell.note_lost(str(cell.why))  # so that no start of this broker goes on as if nothing had happened
         if isinstance(cell.why, JournalGap):
@@ -214,7 +214,7 @@ class CellNode:
         except (Fenced, trio.TooSlowError) as error:
             await self._release("")
             begin_anew(str(error) or "the journal could not be taken over in time")
-        except JournalLost as error:
+        except RecordsLost as error:
             await self._release("")
             with suppress(OSError):
                 cell.note_lost(str(error))
@@ -231,14 +231,14 @@ class CellNode:
             await cell.follow()
         except CopyDiffers as error:
             begin_anew(str(error))  # it is cut back to what is known to be right
-        except JournalLost as error:
+        except RecordsLost as error:
             with trio.move_on_after(RELEASE_WITHIN), suppress(OSError):
                 await cell.preserve()  # the journal may have to be restored from it
                 cell.note_lost(str(error))
             self._lose(error)
             scope.cancel()
 
-    def _lose(self, error: JournalLost) -> None:
+    def _lose(self, error: RecordsLost) -> None:
         log.critical("JOURNAL_LOST: %s", error)
         self.view.lose(str(error))
 

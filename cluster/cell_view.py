@@ -16,7 +16,7 @@ from qb.cluster.members import Announcement, Members
 from qb.cluster.roles import Role, RoleEvent, next_role
 from qb.cluster.scrub.cell_scrub import CellScrub
 from qb.core.broker.cell_report import CellBroker, CellReport
-from qb.core.wire.errors import CellLost, NotOwner
+from qb.core.wire.errors import JournalLost, NotOwner
 from qb.core.wire.version import __version__
 from qb.replication.journal.record_chain import ChainPoint
 from qb.replication.nats.nats_client import NatsClient
@@ -163,10 +163,10 @@ class CellView:
         self.lost = why
         self.advance(RoleEvent.LOST)
 
-    def refusal(self) -> NotOwner | CellLost:
+    def refusal(self) -> NotOwner | JournalLost:
         """Return why this broker does not answer a request itself."""
         if self.lost:
-            return CellLost(self.cell, self.lost)
+            return JournalLost(self.cell, self.lost)
         owner = self.owner()
         return NotOwner(self.cell, owner.address if owner is not None else "", self.epoch)
 

@@ -17,7 +17,7 @@ from qb.cluster.relays.relay import RelayedConversation
 from qb.cluster.relays.relay_protocol import RelayPreamble
 from qb.core.rights.log_ins import LogIns
 from qb.core.settings import Settings
-from qb.core.wire.errors import BrokerError, CellLost, NotOwner, TooManyConnections, Unauthenticated
+from qb.core.wire.errors import BrokerError, JournalLost, NotOwner, TooManyConnections, Unauthenticated
 from qb.doors.binary.replies import refusal as frame_refusal
 from qb.doors.connection_limits import ConnectionSlot
 from qb.doors.http.requests.http_errors import raw_response
@@ -125,8 +125,8 @@ class FollowerDoors:
     async def relay(self, peer: Transport, door: str, host: str, port: int, first: bytes) -> None:
         """Pass a peer on to the owner, who checks its rights.
 
-        Raises NotOwner if there is none that answers, CellLost, and Unauthenticated if this broker must have users and
-        its copy of the cell has none: the owner may be one that is open to its own machine.
+        Raises NotOwner if there is none that answers, JournalLost, and Unauthenticated if this broker must have users
+        and its copy of the cell has none: the owner may be one that is open to its own machine.
         """
         if self.log_ins.users.admits_no_peer and not self._view.lost:
             raise Unauthenticated("this broker does not know the users of its cell yet, or it has none")
@@ -169,7 +169,7 @@ class FollowerSession:
             nursery.start_soon(self._transport.send_queued)
             try:
                 await serve()
-            except (NotOwner, CellLost, Unauthenticated) as error:
+            except (NotOwner, JournalLost, Unauthenticated) as error:
                 self._transport.send(self._refuse(error))
             await self._transport.wait_for_room(0)
             await self._transport.linger()

@@ -236,7 +236,7 @@ class NotOwner(BrokerError):
         self.cell, self.owner, self.epoch = cell, owner, epoch
 
 
-class CellLost(BrokerError):
+class JournalLost(BrokerError):
     """The journal of the cell has lost records: no broker answers before it is restored."""
 
     def __init__(self, cell: str, why: str) -> None:
@@ -304,7 +304,7 @@ REPLIES: dict[type[BrokerError], Reply] = {
     TooManyConnections: Reply(Code.TOO_MANY_CONNECTIONS, False, 503),
     ShuttingDown: Reply(Code.SHUTTING_DOWN, False, 503),
     NotOwner: Reply(Code.NOT_OWNER, True, 503),
-    CellLost: Reply(Code.JOURNAL_LOST, True, 503),
+    JournalLost: Reply(Code.JOURNAL_LOST, True, 503),
     Unauthenticated: Reply(Code.UNAUTHENTICATED, False, 401),
     Forbidden: Reply(Code.FORBIDDEN, True, 403),
     QuotaExceeded: Reply(Code.QUOTA_EXCEEDED, True, 429),

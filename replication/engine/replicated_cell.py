@@ -19,7 +19,7 @@ from qb.replication.engine.journal_positions import JournalPositions
 from qb.replication.engine.replicated_engine import ReplicatedEngine
 from qb.replication.engine.snapshots import SnapshotSearch, SnapshotWork, TrimSnapshot
 from qb.replication.journal.journal import Journal
-from qb.replication.journal.journal_store import Fenced, JournalError, JournalGap, JournalLost
+from qb.replication.journal.journal_store import Fenced, JournalError, JournalGap, RecordsLost
 from qb.replication.journal.record_chain import ChainPoint
 from qb.storage.cut_back import ANEW, CopyEnds, cut_back, wipe
 from qb.storage.data_directory import prepare
@@ -80,14 +80,14 @@ class ReplicatedCell:
             identity: Of the stream that the journal is in; a directory is the copy of one stream only.
 
         Raises:
-            JournalLost: It was noted that the journal has lost records.
+            RecordsLost: It was noted that the journal has lost records.
             CannotOpen: It is in use, damaged, a copy of another stream, or no copy at all.
         """
         data_dir = Path(settings.data_dir)
         try:
             make_directory(data_dir)
             if (data_dir / LOST).exists():
-                raise JournalLost((data_dir / LOST).read_text())
+                raise RecordsLost((data_dir / LOST).read_text())
             lock = DirectoryLock(data_dir)
             try:
                 checkpoint = _begun(data_dir, identity)
@@ -97,7 +97,7 @@ class ReplicatedCell:
                 lock.close()
                 raise
             engine.recover()
-        except (CannotOpen, JournalLost):
+        except (CannotOpen, RecordsLost):
             raise
         except OSError as error:
             raise CannotOpen(f"{data_dir} cannot be opened: {error}") from error
@@ -167,7 +167,7 @@ class ReplicatedCell:
     async def follow(self) -> None:
         """Apply entries as they come, until cancelled.
 
-        Raises JournalLost, JournalGap, CopyDiffers (the copy must be taken anew), and OSError if this disk fails.
+        Raises RecordsLost, JournalGap, CopyDiffers (the copy must be taken anew), and OSError if this disk fails.
         """
         queue = self._engine.queue
         error: Exception | None = None

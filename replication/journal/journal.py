@@ -45,7 +45,7 @@ class EntryReader:
         return self._chain.next
 
     def take(self, records: Sequence[StoredRecord]) -> list[JournalEntry]:
-        """Return the entries that these records complete. Raises JournalLost, JournalGap."""
+        """Return the entries that these records complete. Raises RecordsLost, JournalGap."""
         return [entry for each in records for entry in self._take(each)]
 
     def _take(self, stored: StoredRecord) -> list[JournalEntry]:
@@ -86,7 +86,7 @@ class Journal:
         """Append a payload behind all before it. Does not block.
 
         `committed` is called once, later and in order: with the position of the payload, or with Fenced or
-        JournalLost. After an error the payload may be stored or not: this owner must behave as if it had been killed.
+        RecordsLost. After an error the payload may be stored or not: this owner must behave as if it had been killed.
         """
         self._writer.append(payload, committed)
 
@@ -117,7 +117,7 @@ class Journal:
 
         It tries again until it is known who owns the journal, so give it a time limit. If it is cancelled, a fence that
         was sent already may be stored nevertheless; no other is sent.
-        Raises Fenced (another owner was quicker), JournalLost, JournalGap.
+        Raises Fenced (another owner was quicker), RecordsLost, JournalGap.
         """
         outcome: TakenOver | JournalError | None = None
         done = trio.Event()
@@ -140,7 +140,7 @@ class Journal:
     async def read(self, point: ChainPoint = START, most: int = READ_AT_ONCE) -> list[JournalEntry]:
         """Return entries behind a point, from at most `most` records. They may be outdated: decide nothing by them.
 
-        An empty list means the end, or that the store did not answer. Raises JournalLost, JournalGap.
+        An empty list means the end, or that the store did not answer. Raises RecordsLost, JournalGap.
         """
         reader = EntryReader(point)
         records: Sequence[StoredRecord] = ()
@@ -158,7 +158,7 @@ class Journal:
     async def follow(self, point: ChainPoint = START, gather: float = 0.0) -> AsyncGenerator[list[JournalEntry], None]:
         """Yield the entries behind a point, for ever: as they come, or those of about `gather` seconds together.
 
-        Raises JournalLost, JournalGap.
+        Raises RecordsLost, JournalGap.
         """
         reader = EntryReader(point)
         async with aclosing(self._store.follow(reader.next, gather)) as following:

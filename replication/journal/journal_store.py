@@ -23,7 +23,7 @@ class Fenced(JournalError):
         self.epoch = epoch
 
 
-class JournalLost(JournalError):
+class RecordsLost(JournalError):
     """The journal does not hold what it held before. Nothing may be appended until it has been restored."""
 
 

@@ -76,7 +76,7 @@ class JournalWriter:
         """Append behind everything that was appended before.
 
         `committed` is called once, in order: with the position, or with why this owner will never know: Fenced,
-        JournalLost. It is never called inside append().
+        RecordsLost. It is never called inside append().
         """
         assert self._appends is not None, "take_over() comes first"
         actions = self._appends.append(payload, committed)

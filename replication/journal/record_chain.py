@@ -10,7 +10,7 @@ import msgspec
 from isal.isal_zlib import crc32
 
 from qb.replication.journal.journal_records import FenceRecord, JournalRecord, JournalRecordKind, decode, decode_fence
-from qb.replication.journal.journal_store import JournalGap, JournalLost, JournalNewer, StoredRecord
+from qb.replication.journal.journal_store import JournalGap, JournalNewer, RecordsLost, StoredRecord
 
 _LINK = struct.Struct(">QI")
 
@@ -93,7 +93,7 @@ class ChainReader:
     def take(self, records: Sequence[StoredRecord]) -> list[ValidRecord]:
         """Take what was read from `next` on, and return the valid records of it.
 
-        Raises JournalLost, JournalGap, JournalNewer.
+        Raises RecordsLost, JournalGap, JournalNewer.
         """
         found: list[ValidRecord] = []
         for each in records:
@@ -109,7 +109,7 @@ class ChainReader:
         if stored.position != self.point.position:
             raise JournalGap(self.point.position, stored.position)
         if crc32(stored.data) != self.point.tail:
-            raise JournalLost(
+            raise RecordsLost(
                 f"position {stored.position} of the journal holds another record than the one that was read there: "
                 "it has lost what was acknowledged, so restore it from the copy of a broker before anything is written"
             )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from qb.replication.journal.append_window import PAUSES, Tenure
 from qb.replication.journal.journal_records import FenceRecord, JournalRecord, JournalRecordKind, encode, encode_fence
-from qb.replication.journal.journal_store import Answer, Fenced, JournalLost, StoredRecord
+from qb.replication.journal.journal_store import Answer, Fenced, RecordsLost, StoredRecord
 from qb.replication.journal.record_chain import ChainPoint, ChainReader
 
 READ_AT_ONCE = 1000  # records
@@ -81,7 +81,7 @@ class Takeover:
         return ReadOn(self._reader.next) if answer is Answer.STORED else self._read_again()
 
     def read(self, records: Sequence[StoredRecord] | None) -> TakeoverStep:
-        """Take what was read (None: the read failed). Raises Fenced, JournalLost, JournalGap."""
+        """Take what was read (None: the read failed). Raises Fenced, RecordsLost, JournalGap."""
         if records is None:
             return self._read_again()
         valid = self._reader.take(records)
@@ -99,7 +99,7 @@ class Takeover:
 
     def _missing(self) -> ReadOn:
         if self._tries >= PATIENCE:
-            raise JournalLost(
+            raise RecordsLost(
                 f"the journal ends before position {self._reader.point.position}, which this broker has read: "
                 "restore it from the copy of a broker before anything is written"
             )

@@ -88,7 +88,7 @@ class JournalFilling:
         self._failure: JournalError | None = None
 
     async def check(self) -> None:
-        """Raises JournalInUse if the journal holds anything, as far as can be read; JournalLost."""
+        """Raises JournalInUse if the journal holds anything, as far as can be read; RecordsLost."""
         await self._contents.read_on(self._journal)
 
     @property
@@ -100,7 +100,7 @@ class JournalFilling:
         """Own the journal, and remove what an interrupted migration has left in it; returns the epoch.
 
         These stages are kept, since the id of a stage is never used twice.
-        Raises JournalInUse, Fenced, JournalLost.
+        Raises JournalInUse, Fenced, RecordsLost.
         """
         await self.check()
         taken = await self._journal.take_over(self._contents.point)

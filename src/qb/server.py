@@ -285,7 +285,7 @@ def open_doors(settings: Settings) -> Iterator[Sequence[ListeningDoor]]:
                     variable = f"QB_{title.split()[0].upper()}_PORT"
                     raise OSError(f"{error}; {variable} chooses another port for {title}, 0 none") from None
         if settings.http.port:
-            import qb.doors.http.http_door  # noqa: F401 - now: it takes long, and nobody waits for the event loop yet
+            import qb.doors.http.http_door  # noqa: F401 - now: it takes 90 ms, and no peer waits yet
         yield listening
 
 

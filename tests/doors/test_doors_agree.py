@@ -17,14 +17,16 @@ from qb.clients.protocol.publish_frames import form_of
 from qb.core.rights.needs import Thing
 from qb.core.rights.principals import Verb
 from qb.core.wire.compression.compressed_frames import compress
-from qb.core.wire.frames import Frame, data_frames, encode_frame
+from qb.core.wire.frames import Frame, data_frames, encode_frame, encode_properties
 from qb.core.wire.frames import MessageType as T
 from qb.core.wire.message_rules import LATEST_MS
+from qb.core.wire.runs.publish_table import LEAST
 from qb.doors.binary.frame_requests import NEEDS
 from qb.doors.binary.methods import METHODS
 from qb.doors.http.http_app import ROWS as ROUTES
 from qb.doors.http.requests.request_bodies import RAW
 from qb.doors.json_lines.json_methods import ROWS as LINES
+from tests.support.publish_runs import run_of
 
 
 class Message(NamedTuple):
@@ -348,6 +350,14 @@ async def refused_run(connect, topic, properties, body=b"x"):
     return answer.properties.get("error")
 
 
+async def refused_table(connect, topic, properties, body=b"x"):
+    peer = await connect()
+    await peer.ask(T.HELLO, 2**63, protocol="1", features="publish_runs", producer_id="new")
+    message = encode_properties({"topic": topic, **properties}), body, 0
+    await peer.stream.send_all(run_of(1, [message] * LEAST))
+    return (await peer.receive()).properties.get("error")
+
+
 async def refused_compressed(connect, topic, properties, body=b"x"):
     peer = await connect()
     await peer.ask(T.HELLO, 2**63, protocol="1", compression="lz4", producer_id="new")
@@ -382,6 +392,7 @@ async def refused_raw(connect, topic, properties, body=b"x"):
 # Every row of every door with which a peer can have something stored in a topic that it names, and how it is tried.
 WAYS_TO_APPEND = {
     "frame PUBLISH": [refused_frame, refused_run],
+    "frame PUBLISH_RUN": [refused_table],
     "frame STAGE": [refused_stage],
     "frame TRANSACTION": [refused_transaction, refused_mixed_transaction],
     "frame COMPRESSED": [refused_compressed],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -15,30 +13,19 @@ from qb.clients.protocol.publish_frames import MixedPublishForm, PublishForm
 from qb.core.wire.errors import PeerMisbehaved
 from qb.core.wire.frames import HEAD, LENGTH, OVERHEAD, MessageType, encode_frame, encode_properties
 from qb.core.wire.message_rules import LATEST_MS
-from qb.core.wire.runs.publish_table import LEAST, MOST_BYTES, MOST_MESSAGES, as_publishes, publish_run
+from qb.core.wire.runs.publish_table import LEAST, MOST_BYTES, MOST_MESSAGES, as_publishes
 from qb.doors.binary import publish_columns
 from qb.doors.binary.publish_columns import PublishColumns
 from qb.doors.binary.publish_routes import Route
 from qb.doors.binary.server_connection import PublishRun, RefusedFrame, ServerConnection
+from tests.support.publish_runs import Message, run_of
 
 LIMIT = 400  # bytes of a body
-ENOUGH = 1 << 30
-
-Message = tuple[bytes, bytes, int]  # properties, body, timestamp
 
 
 def frame_of(number: int, message: Message) -> bytes:
     properties, body, time = message
     return encode_frame(MessageType.PUBLISH, number, time, properties, body)
-
-
-def run_of(number: int, messages: Sequence[Message], noise: int = 0) -> bytes:
-    """Return a PUBLISH_RUN; what the broker does not read of its heads is filled with noise."""
-    bodies = array("I", [len(body) for _, body, _ in messages])
-    properties = array("I", [len(encoded) for encoded, _, _ in messages])
-    junk = bytes([noise])
-    frames = [junk * 16 + time.to_bytes(8) + junk * 4 + encoded + junk * 4 + body for encoded, body, time in messages]
-    return publish_run(number, bodies, properties, ENOUGH) + b"".join(frames)
 
 
 def limited(max_body: int = LIMIT) -> ServerConnection:

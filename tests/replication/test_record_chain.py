@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qb.replication.journal.journal_records import JournalRecord, JournalRecordKind, encode
-from qb.replication.journal.journal_store import JournalGap, JournalLost, JournalNewer, StoredRecord
+from qb.replication.journal.journal_store import JournalGap, JournalNewer, RecordsLost, StoredRecord
 from qb.replication.journal.record_chain import ChainPoint, ChainReader, advance
 from qb.replication.journal.takeover import fence_records
 from tests.support.journal_world import of_a_version
@@ -103,7 +103,7 @@ def test_readers_that_begin_at_different_points_agree(stored: Stored) -> None:
 def test_a_record_that_has_changed_since_it_was_read_shows_that_the_journal_was_lost(stored: Stored) -> None:
     stored.append(1, 11, previous=2)
     reader = ChainReader(stored.point)
-    with pytest.raises(JournalLost, match=r"position 3 .* restore it"):
+    with pytest.raises(RecordsLost, match=r"position 3 .* restore it"):
         reader.take([StoredRecord(3, b"another")])
 
 

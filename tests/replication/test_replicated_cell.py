@@ -16,7 +16,7 @@ from qb.core.groups.group_manager import GroupManager
 from qb.core.settings import ServerSettings, Settings
 from qb.core.wire.errors import ShuttingDown, UnknownTopic
 from qb.core.wire.frames import MessageType, encode_frame
-from qb.replication.journal.journal_store import Fenced, JournalLost
+from qb.replication.journal.journal_store import Fenced, RecordsLost
 from qb.replication.journal.memory_store import MemoryStore, MemoryStream
 from qb.replication.journal.trio_timers import TrioTimers
 from qb.storage.engine import Engine, Topic
@@ -285,9 +285,9 @@ async def test_a_journal_that_has_lost_what_a_copy_has_is_refused(nursery: trio.
     for number in range(100):
         streams[0].add(b"another record %d" % number)
     again = await cells.node("a")
-    with pytest.raises(JournalLost):
+    with pytest.raises(RecordsLost):
         await again.cell.follow()
-    with pytest.raises(JournalLost):
+    with pytest.raises(RecordsLost):
         await again.cell.take_over()
 
 
@@ -295,7 +295,7 @@ async def test_a_copy_in_which_a_loss_is_noted_is_never_opened_again(cells: Cell
     node = await cells.node("a")
     node.cell.note_lost("position 7 holds another record")
     await node.kill()
-    with pytest.raises(JournalLost, match="position 7"):
+    with pytest.raises(RecordsLost, match="position 7"):
         await cells.node("a")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from qb.replication.journal.append_window import Tenure
 from qb.replication.journal.journal_records import JournalRecord, JournalRecordKind, encode
-from qb.replication.journal.journal_store import Answer, Fenced, JournalLost, StoredRecord
+from qb.replication.journal.journal_store import Answer, Fenced, RecordsLost, StoredRecord
 from qb.replication.journal.memory_store import MemoryStream
 from qb.replication.journal.record_chain import ChainPoint, ChainReader
 from qb.replication.journal.takeover import (
@@ -131,7 +131,7 @@ def test_a_journal_that_ends_before_what_was_read_is_lost_after_long_patience(st
     takeover = Takeover(point_of(stream), "new", 22, 8)
     step: TakeoverStep = takeover.start()
     reads = 0
-    with pytest.raises(JournalLost, match=r"ends before position 3, .* restore it"):
+    with pytest.raises(RecordsLost, match=r"ends before position 3, .* restore it"):
         while True:
             assert isinstance(step, ReadOn), "it must not write"
             assert step.first == 3
@@ -142,7 +142,7 @@ def test_a_journal_that_ends_before_what_was_read_is_lost_after_long_patience(st
 
 def test_a_journal_that_holds_another_record_where_one_was_read_is_lost(stream: MemoryStream) -> None:
     takeover = Takeover(point_of(stream), "new", 22, 8)
-    with pytest.raises(JournalLost):
+    with pytest.raises(RecordsLost):
         takeover.read([StoredRecord(3, b"another")])
 
 

@@ -18,12 +18,13 @@ from qb.core.rights.owners import Owners
 from qb.core.rights.principals import Principal
 from qb.core.rights.users_file import hash_of, parse_user, write_users
 from qb.core.wire.errors import Code, Forbidden
-from qb.core.wire.frames import MessageType
+from qb.core.wire.frames import MessageType, encode_properties
 from qb.doors.binary.frame_requests import HANDLERS, NEEDS
 from qb.doors.binary.methods import METHODS
 from qb.doors.http.http_app import ROWS as ROUTES
 from qb.doors.json_lines.json_methods import ROWS as LINES
 from tests.support.brokers import Doors
+from tests.support.publish_runs import run_of
 
 ADMIN, OTHER, WRONG = "qb_admin", "qb_other", "qb_wrong"
 SECRET, ABSENT = (
@@ -151,6 +152,13 @@ async def test_every_method_with_each_kind_of_token(guarded: Any) -> None:
 async def test_every_frame_that_is_no_method_with_each_kind_of_token(guarded: Any) -> None:
     stage = {"topic": SECRET, "stage": "0", "partition": "0", "first": "0"}
     fields = {"topic": SECRET, "subscription_id": SECRET, "offset": "0", "transaction": "t"}
+
+    async def ask(peer: Any, kind: int, properties: dict[str, str]) -> Any:
+        if kind != MessageType.PUBLISH_RUN:
+            return await peer.ask(kind, 1, b"", **properties)
+        await peer.stream.send_all(run_of(1, [(encode_properties({"topic": SECRET}), b"x", 0)]))
+        return await peer.receive()
+
     with trio.fail_after(60):
         async with guarded as connect:
             ops, _ = await log_in(connect, ADMIN)
@@ -160,13 +168,13 @@ async def test_every_frame_that_is_no_method_with_each_kind_of_token(guarded: An
                     continue
                 properties = {MessageType.STAGE: stage, MessageType.PUBLISH: {"topic": SECRET}}.get(kind, fields)
                 stranger = await connect()  # no HELLO: such a peer is anonymous
-                answer = await stranger.ask(kind, 1, b"", **properties)
+                answer = await ask(stranger, kind, properties)
                 assert answer.properties["code"] == "UNAUTHENTICATED", kind
                 while (last := await stranger.receive()) is not None:  # it is closed, with a goodbye or without
                     assert last.type == MessageType.GOODBYE
                 if NEEDS[kind].names:
                     other, _ = await log_in(connect, OTHER)
-                    answer = await other.ask(kind, 1, b"", **properties)
+                    answer = await ask(other, kind, properties)
                     assert answer.properties["code"] in REFUSED, kind
 
 
