@@ -256,18 +256,19 @@ class JournalContract:
         outcomes = Outcomes(journal)
         found: list[list[bytes | None]] = []
 
-        async def follow() -> None:
-            async with aclosing(journal.follow(journal.point, 0.5)) as following:
+        async def follow(point: ChainPoint) -> None:
+            async with aclosing(journal.follow(point, 0.5)) as following:
                 async for entries in following:
                     found.append([entry.payload for entry in entries])
                     if sum(map(len, found)) == count:
                         return
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(follow)
-            for number in range(count):
-                outcomes.append(b"%d" % number)
-                await outcomes.wait(number + 1)
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(follow, journal.point)  # the point of now: it moves with the first append
+                for number in range(count):
+                    outcomes.append(b"%d" % number)
+                    await outcomes.wait(number + 1)
         assert [payload for each in found for payload in each] == [b"%d" % number for number in range(count)]
         assert len(found) < count
 
