@@ -10,9 +10,9 @@ from qb.replication.journal.record_chain import ChainPoint
 
 
 def answers_due(point: ChainPoint, names: Sequence[str], others: Sequence[Announcement]) -> bool:
-    """Say whether one of these brokers is yet to say that it has come to the point."""
+    """Say whether one of these brokers, or of those heard since, is yet to say that it has come to the point."""
     applied = {each.name: each.applied for each in others}
-    return any(applied.get(name, 0) < point.position for name in names)
+    return any(applied.get(name, 0) < point.position for name in {*names, *applied})
 
 
 def reader_of_nodes(role: Role, name: str, others: Sequence[Announcement]) -> str:

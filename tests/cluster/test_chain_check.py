@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import trio
+
 from qb.cluster.members import Announcement
 from qb.cluster.roles import Role
+from qb.cluster.scrub.cell_scrub import heard_behind
 from qb.cluster.scrub.chain_check import answers_due, chain_verdicts, reader_of_nodes
 from qb.replication.journal.record_chain import ChainPoint
 
@@ -25,7 +28,20 @@ def test_each_broker_is_compared_where_it_is() -> None:
 def test_a_broker_that_is_behind_is_waited_for() -> None:
     assert answers_due(HERE, ["b"], [said("b", 9, 1)])
     assert answers_due(HERE, ["b"], [])
+    assert answers_due(HERE, ["b"], [said("b", 10, 1), said("c", 9, 1)]), "it was heard only since"
     assert not answers_due(HERE, ["b"], [said("b", 10, 1)])
+
+
+async def test_a_copy_that_began_again_behind_a_silent_node_is_compared(autojump_clock) -> None:
+    due = trio.current_time() + 8
+    heard = await heard_behind(HERE, lambda: [said("b", 12, 222) if trio.current_time() >= due else said("b", 4, 5)])
+    assert chain_verdicts(HERE, {10: 111, 12: 222}, heard) == {"b": "same"}
+
+
+async def test_a_copy_that_stays_behind_is_not_compared_and_ends_the_wait(autojump_clock) -> None:
+    heard = await heard_behind(HERE, lambda: [said("b", 10, 111), said("c", 4, 5)])
+    verdicts = chain_verdicts(HERE, {10: 111}, heard)
+    assert verdicts == {"b": "same", "c": "not compared: it is 6 records behind"}
 
 
 def test_one_follower_reads_the_nodes_and_the_owner_only_if_it_is_alone() -> None:
