@@ -27,6 +27,7 @@ from qb.clients.protocol.publish_frames import PublishForm
 from qb.core.wire.frames import MessageType
 from tests.support.brokers import BrokerProcess
 from tests.support.scripted_broker import Plan, ScriptedBroker
+from tests.support.waiting import until_true
 
 pytestmark = pytest.mark.timeout(50)
 
@@ -223,13 +224,16 @@ async def test_nothing_is_seen_before_the_end_of_the_block_and_everything_after_
         pushed.append(message)
         trio.from_thread.run_sync(arrived.release)
 
+    async def staged() -> bool:
+        return (await client.list_transactions())["stages"][0]["messages"] > 0  # it counts what the disk has
+
     async with await client.create_and_subscribe("watch", "credits", take):
         async with client.transaction("whole", 1) as tx:
             for topic, partition in PARTITIONS:
                 await tx.publish(topic, b"%d" % partition, partition, key="k", colour="red")
                 await tx.publish_many(topic, [bytes(100_000)] * 12, partition)
             assert await ends(client) == [0] * 8
-            assert (await client.list_transactions())["stages"][0]["messages"] > 0
+            await until_true(staged)
             assert pushed == []
         assert await ends(client) == [13] * 8
         for _ in range(4 * 13):

@@ -446,7 +446,7 @@ def test_nothing_is_seen_before_the_end_of_the_block_and_everything_after_it(cli
                 tx.publish(topic, b"%d" % partition, partition, key="k", colour="red")
                 tx.publish_many(topic, [bytes(100_000)] * 12, partition)  # over 1 MB: some of it is staged now
             assert ends(client) == [0] * 8
-            assert client.list_transactions()["stages"][0]["messages"] > 0
+            wait_until(lambda: client.list_transactions()["stages"][0]["messages"] > 0)  # counts what the disk has
             assert seen.empty()
         assert ends(client) == [13] * 8
         pushed = [seen.get(timeout=20) for _ in range(4 * 13)]
