@@ -6,6 +6,7 @@ A new command is one row in the COMMANDS of its file; a new file is one word in 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -28,6 +29,7 @@ from qb.cli.commands import (
     verify_commands,
 )
 from qb.cli.terminal.command import Command, UsageError, of_kind
+from qb.core.settings.config_file import nearest
 from qb.core.wire.value_kinds import INTEGER, NAMES, SECONDS, TEXT
 from qb.core.wire.version import __version__
 
@@ -67,6 +69,13 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}\nsee: {self.prog} --help")
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """A command that is not known is answered with the one that is meant, or with all."""
+        if isinstance(action.choices, dict) and value not in action.choices:
+            hint = nearest(value, action.choices) or f"; there are {', '.join(action.choices)}"
+            self.error(f"there is no command {value!r}{hint}")
+        super()._check_value(action, value)
+
 
 def parse(program: str, argv: Sequence[str]) -> argparse.Namespace:
     """Return what was typed, with the command's `run`. Flags for every command work before and after it.
@@ -77,15 +86,25 @@ def parse(program: str, argv: Sequence[str]) -> argparse.Namespace:
     parser = _Parser(page, prog=program)
     parser.add_argument("--version", action=_Show, nargs=0, const=f"qb {__version__}")
     _add_common(parser)
-    parser.set_defaults(run=None, host=None, port=None, servers=(), timeout=None, client_id=None, json=False, raw=False)
+    parser.set_defaults(
+        run=None, parser=parser, host=None, port=None, servers=(), timeout=None, client_id=None, json=False, raw=False
+    )
     nested = {"": parser.add_subparsers(metavar="COMMAND")}
     for _, commands in GROUPS:
         for command in commands:
             _add_command(nested, program, command)
-    args = parser.parse_args(argv)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{_hint_at_flag(unknown[0], args.parser)}")
     if args.run is None:
         raise UsageAnswer(page)
     return args
+
+
+def _hint_at_flag(typed: str, parser: argparse.ArgumentParser) -> str:
+    """Return which flag of the command may be meant, empty if there is none, or if it is a shortened one."""
+    flags = re.findall(r"--[a-z][a-z-]*", parser.format_help())
+    return "" if any(flag.startswith(typed) for flag in flags) else nearest(typed, flags)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -114,7 +133,7 @@ def _add_command(nested: dict[str, Any], program: str, command: Command) -> None
     parser = nested[group].add_parser(name, help=command.help, description=command.help, epilog=example)
     command.arguments(parser)
     _add_common(parser)
-    parser.set_defaults(run=command.run)
+    parser.set_defaults(run=command.run, parser=parser)
 
 
 def overview(program: str) -> str:

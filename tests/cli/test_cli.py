@@ -431,6 +431,8 @@ def test_a_missing_broker_is_reported_at_once(offline: Run) -> None:
             "argument --partitions: must be a whole number (at least 1), not '0'",
         ),
         (["create-topic", "t", "--part", "2"], "unrecognized arguments: --part 2"),
+        (["create-topic", "t", "--partiton", "2"], "unrecognized arguments: --partiton 2; did you mean --partitions?"),
+        (["groups", "lst"], "there is no command 'lst'; did you mean list?"),
         (["--port", "0", "ping"], "argument --port: must be a whole number (1 to 65535), not '0'"),
         (["bench"], "the following arguments are required: COMMAND"),
     ],
@@ -443,10 +445,16 @@ def test_a_usage_error_is_two_lines_and_exit_code_2(argv: list[str], line: str, 
     assert len(done.err.splitlines()) == 2
 
 
-def test_an_unknown_command_is_answered_with_the_known_ones(offline: Run) -> None:
-    done = offline("pblish")
+def test_an_unknown_command_is_answered_with_the_one_that_is_meant(offline: Run) -> None:
+    done = offline("create-topc", "t")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.splitlines()[0] == "qb: there is no command 'create-topc'; did you mean create-topic?"
+
+
+def test_an_unknown_command_that_is_like_no_other_is_answered_with_all_of_them(offline: Run) -> None:
+    done = offline("wxyz")
     assert done.code == 2
-    assert "'pblish'" in done.err
+    assert "there is no command 'wxyz'" in done.err
     assert all(command.name.split()[0] in done.err for command in COMMANDS)
 
 
