@@ -287,37 +287,68 @@ class ServerConnection:
         Call it when next_event() has returned a PublishRun, with its route. A run goes on while the numbers follow by
         one and topic and partition (and with `by_key` also the key) stay the same.
         """
-        if self._columns is not None:
-            columns, self._columns = self._columns, None
-            total = frame_length(self._unread, self._at)
-            if (not limit or columns.count <= limit) and (columns.has_one_key or not by_key):
-                self._at += total
-                return columns.numbered(first_offset, now_ms, producer_id)
-            self._take_apart(total)
-        buffer, start, end = self._unread, self._at, len(self._unread)
-        at, offset, max_body = start, first_offset, self._max_body
-        total, _, first_number, timestamp, length = _head_at(buffer, at)
-        if end - at == total:  # one alone, which next_event() has looked at
-            _TYPE_SEQUENCE_TIMESTAMP.pack_into(buffer, at + 4, DATA, offset, timestamp or now_ms)
-            self._at = end
-            frame = bytes(memoryview(buffer)[start:] if start else buffer) if total < LONG else self._give_away(start)
-            return AppendRun(frame, (0,), first_offset, producer_id, first_number)
+        if self._columns is not None and (run := self._take_columns(first_offset, now_ms, by_key, limit, producer_id)):
+            return run
+        start, end = self._at, len(self._unread)
+        total, _, first_number, timestamp, _ = _head_at(self._unread, start)
+        if end - start == total:  # one alone, which next_event() has looked at
+            return AppendRun(
+                self._take_one(first_offset, timestamp or now_ms), (0,), first_offset, producer_id, first_number
+            )
         stop = first_number + (limit or end)  # the number of a frame that surely does not belong to the run
+        alike = self._take_alike(first_offset, now_ms, limit)
+        others = self._take_others(route, first_number + len(alike), stop, first_offset - first_number, now_ms, by_key)
+        positions = [*alike, *(others if not start else [each - start for each in others])] if others else alike
+        return AppendRun(self._give_away(start), positions, first_offset, producer_id, first_number)
+
+    def _take_columns(
+        self, first_offset: int, now_ms: int, by_key: bool, limit: int | None, producer_id: int
+    ) -> AppendRun | None:
+        """Return the whole PUBLISH_RUN at the front as a run; None: its frames were taken apart and come one by one."""
+        columns, self._columns = self._columns, None
+        assert columns is not None
+        total = frame_length(self._unread, self._at)
+        if (limit and columns.count > limit) or (by_key and not columns.has_one_key):
+            self._take_apart(total)
+            return None
+        self._at += total
+        return columns.numbered(first_offset, now_ms, producer_id)
+
+    def _take_one(self, offset: int, timestamp: int) -> bytes | bytearray:
+        """Return the one frame that is there as a DATA frame."""
+        start = self._at
+        _TYPE_SEQUENCE_TIMESTAMP.pack_into(self._unread, start + 4, DATA, offset, timestamp)
+        self._at = len(self._unread)
+        return self._give_away(start)
+
+    def _take_alike(self, first_offset: int, now_ms: int, limit: int | None) -> Sequence[int]:
+        """Number the frames at the front that have one length and one head, all at once; returns their positions."""
+        buffer, at = self._unread, self._at
+        rows = UniformFrames.at(buffer, at, len(buffer), limit)
+        total, _, _, timestamp, length = _head_at(buffer, at)
+        if not rows or not (rows := rows.sharing_head(_head_with_properties(length).size)):
+            return ()
+        rows.give_head(HEAD.pack(total, DATA, first_offset, timestamp or now_ms, length))
+        self._at = rows.end
+        return rows.positions
+
+    def _take_others(
+        self, route: Route, first_number: int, stop: int, shift: int, now_ms: int, by_key: bool
+    ) -> list[int]:
+        """Number the frames at the front that belong to a run, one by one; returns where in the buffer they are.
+
+        The first has this number, and the last one below `stop`; offsets are numbers and `shift`.
+        """
+        buffer, at, end, max_body = self._unread, self._at, len(self._unread), self._max_body
         publish, data, latest = PUBLISH, DATA, LATEST_MS
         patch, patch_with_time = TYPE_AND_SEQUENCE.pack_into, _TYPE_SEQUENCE_TIMESTAMP.pack_into
-        shift, routes, same = first_offset - first_number, self._routes, route[:2]
-        head = _head_with_properties(length)
+        routes, same = self._routes, route[:2]
+        first, known = b"", set[bytes]()  # properties that belong to the run
+        length, head = -1, _head_with_properties(0)
         unpack, size = head.unpack_from, head.size
-        first = unpack(buffer, at)[5]
-        known = {first}  # properties that belong to the run
-        positions: Sequence[int] = ()
-        others: list[int] = []  # where those are that are taken one by one
-        keep = others.append
-        rows = UniformFrames.at(buffer, at, end, limit)
-        if rows and (rows := rows.sharing_head(size)):
-            rows.give_head(HEAD.pack(total, data, offset, timestamp or now_ms, length))
-            at, positions = rows.end, rows.positions
-        for expected in range(first_number + len(positions), stop):
+        found: list[int] = []
+        keep = found.append
+        for expected in range(first_number, stop):
             if end - at < size:
                 break
             total, kind, number, timestamp, properties_length, properties, body_length = unpack(buffer, at)
@@ -331,8 +362,7 @@ class ServerConnection:
                 head = _head_with_properties(length)
                 unpack, size = head.unpack_from, head.size
                 _, _, _, _, _, properties, body_length = unpack(buffer, at)
-            if properties != first and properties not in known:
-                # Still the same run if they have the same route.
+            if properties != first and properties not in known:  # still the same run if they have the same route
                 try:
                     other = routes[properties]
                 except (BadRequest, PeerMisbehaved):
@@ -340,6 +370,7 @@ class ServerConnection:
                 if other[:2] != same or (by_key and other.key != route.key):
                     break
                 known.add(properties)
+                first = first or properties
             if total != size + body_length or body_length > max_body:
                 break  # next_event() finds the words for it
             if not timestamp:
@@ -351,9 +382,7 @@ class ServerConnection:
             keep(at)
             at = following
         self._at = at
-        if others:
-            positions = [*positions, *(others if not start else [each - start for each in others])]
-        return AppendRun(self._give_away(start), positions, first_offset, producer_id, first_number)
+        return found
 
     def _give_away(self, start: int) -> bytes | bytearray:
         """Return the bytes from `start` to the current position. A long run is not copied; what follows it is."""
