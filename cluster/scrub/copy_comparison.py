@@ -55,6 +55,14 @@ class CopyComparison:
         self._next[node] += 1
         return self._compare()
 
+    def begin_at(self, first: int) -> list[NodeFinding]:
+        """What lies before a position was trimmed: it is compared no more."""
+        self.compared = max(self.compared, first - 1)
+        for node, held in self._held.items():
+            self._held[node] = {position: data for position, data in held.items() if position >= first}
+            self._next[node] = max(self._next[node], first)
+        return self._compare()
+
     def leave_out(self, node: str) -> list[NodeFinding]:
         """Go on without a node."""
         del self._next[node], self._held[node]
@@ -69,6 +77,17 @@ class CopyComparison:
             found += _differences(position, here)
         self.compared = max(self.compared, until)
         return found
+
+
+def without_gap(records: Sequence[StoredRecord], first: int) -> list[StoredRecord]:
+    """Return the records from a position on, as far as none is missing."""
+    found: list[StoredRecord] = []
+    for each in records:
+        if each.position == first + len(found):
+            found.append(each)
+        elif each.position > first:
+            break
+    return found
 
 
 def _differences(position: int, here: Mapping[str, bytes | None]) -> list[NodeFinding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from qb.cluster.scrub.copy_comparison import CopyComparison, NodeFinding
+from qb.cluster.scrub.copy_comparison import CopyComparison, NodeFinding, without_gap
 from qb.cluster.scrub.scrub_pace import ScrubPace
 from qb.replication.journal.journal_records import JournalRecord, JournalRecordKind, encode
 from qb.replication.journal.journal_store import StoredRecord
@@ -73,6 +73,24 @@ def test_the_others_are_compared_without_a_node_that_is_left_out() -> None:
     assert not comparison.is_done
     assert comparison.leave_out("c") == []
     assert comparison.is_done
+
+
+def test_what_is_trimmed_during_a_pass_is_not_missing_at_the_nodes_that_had_not_come_there() -> None:
+    comparison = CopyComparison(NODES, 1, 9)
+    assert comparison.take("a", [record(number) for number in range(1, 7)]) == []
+    assert comparison.take("b", [record(1)]) == []
+    assert comparison.begin_at(5) == []
+    assert comparison.hungry() == ["b", "c"]
+    for node in NODES:
+        assert comparison.take(node, [record(number) for number in range(5, 10)]) == []
+    assert comparison.is_done
+
+
+def test_only_what_comes_without_a_gap_is_taken_at_once() -> None:
+    records = [record(number) for number in (3, 4, 5, 7, 8)]
+    assert without_gap(records, 4) == records[1:3]
+    assert without_gap(records, 6) == []
+    assert without_gap([], 1) == []
 
 
 def test_the_pace_keeps_to_its_rate_and_without_one_to_half_of_the_time() -> None:
