@@ -6,23 +6,14 @@ work; without it the loop does all of it.
 
 from __future__ import annotations
 
-import os
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from qb.core.wire.columns import np
 from qb.core.wire.frames import HEAD, LENGTH, OVERHEAD, MessageType
 from qb.core.wire.message_rules import LATEST_MS
 from qb.core.wire.runs.publish_table import LEAST, PublishTable
 from qb.storage.engine import AppendRun
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    try:
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else numpy starts a thread for each processor
-        import numpy as np
-    except ImportError:
-        np = None
 
 MOST_LENGTHS = 256  # of properties in one run: each is a pass over the messages
 LONGEST_COMPARED = 1_024  # bytes of properties: comparing longer ones by columns takes longer than the loop

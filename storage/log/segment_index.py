@@ -9,11 +9,12 @@ from array import array
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+from qb.core.wire.columns import np
 from qb.storage.files import OpenFiles, datasync, read_all, read_cached, write_all
 from qb.storage.log.record_positions import ENTRY as ENTRY
 from qb.storage.log.record_positions import RecordPositions
 
-FEW = 8  # entries for which arrays do not pay
+FEW = 16  # entries for which columns do not pay
 WRITE_AT = 4096  # bytes of entries that gather before they are written
 
 
@@ -21,15 +22,24 @@ def encode(positions: Sequence[int], append_ms: int, base: int = 0) -> bytes:
     """Return the entries of records that were appended at the same time; the positions are counted from `base`."""
     if len(positions) <= FEW:
         return b"".join([ENTRY.pack(base + position, append_ms) for position in positions])
+    if np is not None:
+        return _columns(positions, append_ms, base)
     entries = IndexEntries()
-    entries.add(_moved(positions, base), append_ms)
+    entries.add(map(base.__add__, positions), append_ms)
     return entries.encode()
 
 
-def _moved(positions: Sequence[int], base: int) -> Iterable[int]:
+def _columns(positions: Sequence[int], append_ms: int, base: int) -> bytes:
+    entries = np.empty((len(positions), 2), np.uint64)
     if isinstance(positions, range):  # of records that are all as long as each other
-        return range(positions.start + base, positions.stop + base, positions.step)
-    return map(base.__add__, positions)
+        entries[:, 0] = np.arange(positions.start, positions.stop, positions.step, dtype=np.uint64)
+    else:
+        entries[:, 0] = positions if isinstance(positions, array) else array("Q", positions)
+    entries[:, 0] += np.uint64(base)
+    entries[:, 1] = append_ms
+    if sys.byteorder == "little":
+        entries.byteswap(inplace=True)
+    return entries.tobytes()
 
 
 class IndexEntries:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from array import array
 from itertools import accumulate
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 from qb.core.wire.frames import frame_length
 from qb.storage.commit.batch_commit import BatchCommit, CommitQueue, CommittedBatch, assemble
 from qb.storage.files import OpenFiles
+from qb.storage.log import segment_index
 from qb.storage.log.recent_batches import StoredBatch
+from qb.storage.log.record_positions import RecordPositions
 from qb.storage.log.sealed_batches import BadBatch
 from qb.storage.log.segment import Segment
 from qb.storage.log.segment_index import ENTRY, IndexFile, encode
@@ -160,11 +163,17 @@ def test_a_time_is_not_believed_from_the_index_alone(files: OpenFiles, tmp_path:
     assert segment.first_at(NOON + 1000, segment.count, segment.size) == 102
 
 
-@pytest.mark.parametrize("count", [3, 1000])
-def test_index_entries_may_be_counted_from_anywhere(count: int) -> None:
-    expected = encode([7000 + 50 * number for number in range(count)], NOON)
-    for positions in (range(0, 50 * count, 50), [50 * number for number in range(count)]):
-        assert encode(positions, NOON, 7000) == expected
+@pytest.mark.parametrize("has_numpy", [True, False])
+@pytest.mark.parametrize("count", [3, 17, 1000])
+def test_index_entries_may_be_counted_from_anywhere(
+    count: int, has_numpy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = b"".join([ENTRY.pack(2**40 + 50 * number, NOON) for number in range(count)])
+    if not has_numpy:
+        monkeypatch.setattr(segment_index, "np", None)
+    regular = range(0, 50 * count, 50)
+    for positions in (regular, list(regular), array("I", regular), RecordPositions(encode(regular, 7))):
+        assert encode(positions, NOON, 2**40) == expected
 
 
 def test_index_entries_are_position_and_time_of_each_record() -> None:
