@@ -95,6 +95,16 @@ def write_all(fd: int, data: bytes | bytearray | memoryview, position: int) -> N
         written += os.pwrite(fd, memoryview(data)[written:], position + written)
 
 
+def write_parts(fd: int, parts: Sequence[bytes | bytearray | memoryview], position: int) -> None:
+    """Write the parts one after another at `position`. Raises OSError; some of it may have been written then."""
+    if len(parts) == 1 or not hasattr(os, "pwritev"):
+        write_all(fd, parts[0] if len(parts) == 1 else b"".join(parts), position)
+        return
+    written = os.pwritev(fd, parts, position)
+    if written < sum(map(len, parts)):
+        write_all(fd, memoryview(b"".join(parts))[written:], position + written)
+
+
 def write_durably(fd: int, parts: Sequence[bytes | bytearray | memoryview], position: int) -> None:
     """Write the parts one after another at `position`, and block until they are on stable storage.
 

@@ -46,7 +46,7 @@ class CopyComparison:
         """Take what a node has given, in order; returns what is found by that."""
         for each in records:
             if self._next[node] <= each.position <= self.last:
-                self._held[node][each.position] = each.data
+                self._held[node][each.position] = bytes(each.data)
             self._next[node] = max(self._next[node], min(each.position, self.last) + 1)
         return self._compare()
 

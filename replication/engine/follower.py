@@ -9,6 +9,7 @@ import trio
 from qb.replication.engine.payloads import (
     BatchPayload,
     ChangesPayload,
+    Payload,
     StagePayload,
     decode_payload,
 )
@@ -50,10 +51,10 @@ class Follower:
                 await self._queue.drained()
             if self._queue.failure is not None:
                 return
-            if entry.payload is None:
+            if entry.pieces is None:
                 self.epoch, self.owner = entry.epoch, entry.owner
             else:
-                await self._take(entry.payload, entry.position)
+                await self._take(decode_payload(*entry.pieces), entry.position)
             self.point = entry.point
         await trio.lowlevel.checkpoint()
 
@@ -64,8 +65,7 @@ class Follower:
         self.ranges = dict(snapshot.head.ranges)
         self.skip_to, self.point = snapshot.head.applied, snapshot.head.trim
 
-    async def _take(self, data: bytes, position: int) -> None:
-        payload = decode_payload(data)
+    async def _take(self, payload: Payload, position: int) -> None:
         if isinstance(payload, BatchPayload):
             await self._take_batch(payload, position)
         elif isinstance(payload, ChangesPayload):

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from qb.replication.journal.journal_records import Data
 from qb.replication.journal.journal_store import JournalError
 from qb.storage.engine import ProducerRange
 from qb.storage.log.recent_batches import StoredBatch
@@ -92,12 +93,14 @@ def encode_snapshot_payload(head: bytes, body: bytes) -> bytes:
     return b"".join((_SNAPSHOT.pack(SNAPSHOT, VERSION, 0, len(head)), head, body))
 
 
-def decode_payload(data: bytes) -> Payload:
-    """Return what a payload says. Raises UnknownPayload."""
-    kind, version = _KIND.unpack_from(data) if len(data) >= _KIND.size else (0, 0)
+def decode_payload(*pieces: Data) -> Payload:
+    """Return what a payload says that came in these pieces. Raises UnknownPayload."""
+    head = pieces[0]
+    kind, version = _KIND.unpack_from(head) if len(head) >= _KIND.size else (0, 0)
     if version == VERSION:
         if kind == BATCH:
-            return _decode_batch(data)
+            return _decode_batch(pieces)
+        data = b"".join(pieces)
         if kind == CHANGES:
             return ChangesPayload(data[_KIND.size :])
         if kind == STAGE:
@@ -108,14 +111,19 @@ def decode_payload(data: bytes) -> Payload:
     raise UnknownPayload(f"kind {kind} of version {version} is unknown here: the broker that wrote it is newer")
 
 
-def _decode_batch(data: bytes) -> BatchPayload:
-    _, _, _, uid, partition, seal_at, count, step = _BATCH.unpack_from(data)
+def _decode_batch(pieces: Sequence[Data]) -> BatchPayload:
+    if len(pieces[0]) < _BATCH.size:
+        pieces = (b"".join(pieces),)
+    _, _, _, uid, partition, seal_at, count, step = _BATCH.unpack_from(pieces[0])
     at = _BATCH.size + (0 if step else 4 * count)
-    positions: Sequence[int] = range(0, count * step, step) if step else _numbers(data[_BATCH.size : at])
-    stored = memoryview(data)[at:]  # not copied: a follower only writes it
-    _, _, first_offset, append_ms, *_ = SEAL_HEAD.unpack_from(stored, seal_at)
-    ranges = [ProducerRange(*one) for one in RANGE.iter_unpack(stored[seal_at + SEAL_HEAD.size :])]
-    return BatchPayload(uid, partition, StoredBatch(first_offset, append_ms, (stored,), positions), ranges)
+    if at > len(pieces[0]) or at + seal_at < sum(map(len, pieces[:-1])):
+        pieces = (b"".join(pieces),)  # else nothing is copied: a follower only writes it
+    positions: Sequence[int] = range(0, count * step, step) if step else _numbers(bytes(pieces[0][_BATCH.size : at]))
+    seal = memoryview(pieces[-1])[at + seal_at - sum(map(len, pieces[:-1])) :]
+    _, _, first_offset, append_ms, *_ = SEAL_HEAD.unpack_from(seal)
+    ranges = [ProducerRange(*one) for one in RANGE.iter_unpack(seal[SEAL_HEAD.size :])]
+    parts = (memoryview(pieces[0])[at:], *pieces[1:])
+    return BatchPayload(uid, partition, StoredBatch(first_offset, append_ms, parts, positions), ranges)
 
 
 def _numbers(packed: bytes) -> array[int]:

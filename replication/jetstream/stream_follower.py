@@ -82,12 +82,14 @@ async def follow_stream(
                 begun = first
                 pull.begin()
                 client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", PULL_REQUEST, reply=inbox)
-                while records := await _next(pull):
-                    if records[0].position != first != start:
+                while records := await _next(pull, gather):
+                    whole = _unbroken(records, records[0].position if first == start else first)
+                    if whole:
+                        first = whole[-1].position + 1
+                        yield whole
+                    if len(whole) < len(records):
                         pull.is_broken = True  # messages were lost on the way: begin again behind the last one
                         break
-                    first = records[-1].position + 1
-                    yield records
                 if pull.is_broken:
                     break
                 if pull.has_all and first != begun:
@@ -97,11 +99,23 @@ async def follow_stream(
         client.unsubscribe(sid)
 
 
-async def _next(pull: StreamPull) -> list[StoredRecord]:
-    """Return what comes next, or an empty list when the pull is over."""
+def _unbroken(records: list[StoredRecord], first: int) -> list[StoredRecord]:
+    """Return the records from a position on up to where one is missing."""
+    for number, each in enumerate(records):
+        if each.position != first + number:
+            return records[:number]
+    return records
+
+
+async def _next(pull: StreamPull, gather: float) -> list[StoredRecord]:
+    """Return what comes next, with what comes within `gather` seconds of it, or an empty list when the pull is over."""
     with trio.move_on_after(EXPIRES * 2):
         while not pull.records and not pull.is_over:
             await pull.changed.wait()
+    if not pull.is_over:
+        with trio.move_on_after(gather):
+            while not pull.is_over:
+                await pull.changed.wait()
     if not pull.records and not pull.is_over:
         pull.is_broken = True  # the server said nothing, not even that the time is over
     return pull.take()

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from qb.replication.journal.journal_records import MOST_WINDOW, Fragment, JournalRecord, decode, encode, fragments
+from qb.replication.journal.journal_records import (
+    MOST_WINDOW,
+    Data,
+    Fragment,
+    JournalRecord,
+    decode,
+    encode,
+    fragments,
+)
 from qb.replication.journal.journal_store import Answer, Fenced, JournalError
 from qb.replication.journal.record_chain import ChainPoint, extended
 
@@ -191,7 +199,7 @@ class AppendWindow:
                 actions.append(Send(each.position, each.data))
         return actions + list(self._fill())
 
-    def found(self, position: int, data: bytes | None) -> list[Action]:
+    def found(self, position: int, data: Data | None) -> list[Action]:
         """Take what a Look found; None: nothing, or the read failed. Only a record that is found decides."""
         pending = self._at(position)
         if pending is None or pending.state is not PendingState.LOOKING:

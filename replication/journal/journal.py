@@ -10,7 +10,7 @@ from typing import NamedTuple
 import trio
 
 from qb.replication.journal.append_window import Committed
-from qb.replication.journal.journal_records import JournalRecordKind, PayloadAssembly, decode_fence
+from qb.replication.journal.journal_records import Data, JournalRecordKind, PayloadAssembly, decode_fence
 from qb.replication.journal.journal_store import JournalError, JournalStore, StoredRecord, Timers
 from qb.replication.journal.journal_writer import WINDOW, JournalWriter
 from qb.replication.journal.record_chain import ChainPoint, ChainReader
@@ -27,9 +27,14 @@ class JournalEntry(NamedTuple):
 
     position: int
     epoch: int
-    payload: bytes | None
+    pieces: Sequence[Data] | None  # of the payload, as the records have them
     point: ChainPoint
     owner: str = ""  # of a fence: who has written it, for people
+
+    @property
+    def payload(self) -> bytes | None:
+        """All of the payload."""
+        return None if self.pieces is None else b"".join(self.pieces)
 
 
 class EntryReader:
@@ -51,11 +56,11 @@ class EntryReader:
     def _take(self, stored: StoredRecord) -> list[JournalEntry]:
         entries = []
         for position, record in self._chain.take((stored,)):
-            payload = self._assembly.take(record)
+            pieces = self._assembly.take(record)
             fence = decode_fence(record.payload) if record.kind is JournalRecordKind.FENCE else None
-            if payload is not None or (fence is not None and fence.index in (0, fence.count - 1)):
+            if pieces is not None or (fence is not None and fence.index in (0, fence.count - 1)):
                 owner = fence.owner if fence is not None else ""
-                entries.append(JournalEntry(position, record.epoch, payload, self._chain.point, owner))
+                entries.append(JournalEntry(position, record.epoch, pieces, self._chain.point, owner))
         return entries
 
 

@@ -30,6 +30,7 @@ class JournalRecordKind(IntEnum):
 
 
 _KINDS = frozenset(JournalRecordKind)
+Data = bytes | memoryview
 
 
 class JournalRecord(NamedTuple):
@@ -39,7 +40,7 @@ class JournalRecord(NamedTuple):
     epoch: int
     writer: int  # a random number that its owner drew for this epoch
     previous: int  # position of the valid record before it
-    payload: bytes
+    payload: Data
 
 
 class FenceRecord(NamedTuple):
@@ -64,7 +65,7 @@ def encode(record: JournalRecord) -> bytes:
     return b"".join((head, _CRC.pack(crc32(record.payload, crc32(head))), record.payload))
 
 
-def decode(data: bytes) -> JournalRecord | None:
+def decode(data: Data) -> JournalRecord | None:
     """Return what was stored, or None if it is no record of a journal or is damaged.
 
     The head is the same in every version. Of a record of a later one no more than that is understood: its kind is
@@ -86,14 +87,14 @@ def encode_fence(fence: FenceRecord) -> bytes:
     return _FENCE.pack(fence.index, fence.count, fence.window) + fence.owner.encode()
 
 
-def decode_fence(payload: bytes) -> FenceRecord | None:
+def decode_fence(payload: Data) -> FenceRecord | None:
     """Return what a record of a fence says, or None if that makes no sense."""
     if len(payload) < _FENCE.size:
         return None
     index, count, window = _FENCE.unpack_from(payload)
     if not (index < count <= MOST_WINDOW + 1 and 0 < window <= MOST_WINDOW):
         return None
-    return FenceRecord(index, count, window, payload[_FENCE.size :].decode(errors="replace"))
+    return FenceRecord(index, count, window, bytes(payload[_FENCE.size :]).decode(errors="replace"))
 
 
 def fragments(payload: bytes, most_record_bytes: int) -> Iterator[Fragment]:
@@ -111,16 +112,16 @@ class PayloadAssembly:
     """Puts pieces together again. A fence drops the pieces before it: their owner sends all of them again."""
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []
+        self._pieces: list[Data] = []
 
-    def take(self, record: JournalRecord) -> bytes | None:
-        """Take the next valid record; returns the payload that is now whole, if there is one."""
+    def take(self, record: JournalRecord) -> tuple[Data, ...] | None:
+        """Take the next valid record; returns the pieces of the payload that is now whole, if there is one."""
         if record.kind is JournalRecordKind.FENCE:
             self._pieces.clear()
             return None
         self._pieces.append(record.payload)
         if record.kind is JournalRecordKind.PART:
             return None
-        payload = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        pieces = tuple(self._pieces)
         self._pieces.clear()
-        return payload
+        return pieces

@@ -60,7 +60,7 @@ class StoredRecord(NamedTuple):
     """One record as it lies in the store."""
 
     position: int
-    data: bytes
+    data: bytes | memoryview
 
 
 Answered = Callable[[Answer], None]

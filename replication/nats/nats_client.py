@@ -220,9 +220,10 @@ class NatsClient:
                 self._pool.discovered(self._conversation.info.connect_urls)
 
     async def _receive(self, link: NatsLink) -> None:
-        while data := await link.receive():
+        while any(came := await link.receive(self._conversation.rest)):
+            filled, data = came
             info = self._conversation.info
-            self._conversation.receive(data)
+            self._conversation.receive(data, filled)
             if self._conversation.info is not info:
                 self._discover()
             if self._conversation.has_output:

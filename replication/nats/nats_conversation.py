@@ -83,8 +83,17 @@ class NatsConversation:
             self._out += subscribe_command(sid, subject)
         self.ping()
 
-    def receive(self, data: bytes | bytearray | memoryview) -> None:
-        """Take bytes of the server, and call what they concern. Raises NatsMisbehaved."""
+    @property
+    def rest(self) -> memoryview:
+        """Where what comes next may be received; empty if it may not."""
+        return self._parser.rest
+
+    def receive(self, data: bytes | bytearray | memoryview, filled: int = 0) -> None:
+        """Take bytes of the server that came behind the first `filled` ones of `rest`, and call what they concern.
+
+        Raises NatsMisbehaved.
+        """
+        self._parser.filled(filled)
         self._parser.receive(data)
         for event in self._parser.events():
             self._handle(event)

@@ -12,7 +12,10 @@ from qb.core.wire.version import __version__
 
 MOST_LINE = 1 << 20  # bytes of a control line; INFO lists all servers
 MOST_MESSAGE = 64 << 20  # bytes; servers allow 1 MB unless they are set otherwise
+LARGE = 1 << 16  # bytes of a payload that is received where it stays, not copied out of what came with it
 _HEADER_LINE = b"NATS/1.0"
+_END = b"\r\n"
+_NOTHING = memoryview(bytearray())
 _STATUS = re.compile(rb"NATS/1\.0[ \t]*(\d*)[ \t]*([^\r\n]*)")
 
 
@@ -46,7 +49,7 @@ class NatsMessage(NamedTuple):
     sid: int
     reply: str
     headers: Mapping[str, str]
-    payload: bytes
+    payload: bytes | memoryview
     status: int = 0  # of a message without a payload that NATS itself sent: 503 no responders, 404, 408, …
     reason: str = ""
 
@@ -119,19 +122,52 @@ def publish_command(
     return b"HPUB %s %d %d\r\n%s%s\r\n" % (names.encode(), len(head), len(head) + len(payload), head, payload)
 
 
+class LargeMessage:
+    """A message of which a large payload has begun to come. The payload has a place of its own."""
+
+    def __init__(self, head: NatsMessage, size: int, begun: memoryview) -> None:
+        """Take what has come of a payload of this size and of the end of its line."""
+        self._head = head
+        self._data = memoryview(bytearray(size + len(_END)))
+        self._data[: len(begun)] = begun
+        self.rest = self._data[len(begun) :]  # where the rest belongs
+
+    def filled(self, count: int) -> None:
+        """So many bytes have come into the rest."""
+        self.rest = self.rest[count:]
+
+    def message(self) -> NatsMessage:
+        """Return it, once it is whole."""
+        return self._head._replace(payload=self._data[: -len(_END)].toreadonly())
+
+
 class NatsParser:
     """Bytes in, events out."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._at = 0  # where the next event begins
+        self._large: LargeMessage | None = None  # it comes before what is in the buffer
+
+    @property
+    def rest(self) -> memoryview:
+        """Where what comes next may be received, to be told by filled(); empty if no large payload has begun."""
+        return self._large.rest if self._large else _NOTHING
+
+    def filled(self, count: int) -> None:
+        """So many bytes were received into `rest`."""
+        if self._large:
+            self._large.filled(count)
 
     def receive(self, data: bytes | bytearray | memoryview) -> None:
         """Keep bytes for events() to parse."""
+        if count := min(len(self.rest), len(data)):
+            self.rest[:count] = data[:count]
+            self.filled(count)
         if self._at:
             del self._buffer[: self._at]
             self._at = 0
-        self._buffer += data
+        self._buffer += memoryview(data)[count:]
 
     def events(self) -> Iterator[NatsEvent]:
         """Yield every event that is whole. Raises NatsMisbehaved."""
@@ -141,6 +177,8 @@ class NatsParser:
 
     def _next(self) -> NatsEvent | bool | None:
         """Return one event, True for one that means nothing, or None if it needs more bytes."""
+        if self._large:
+            return self._whole_large()
         end = self._buffer.find(b"\r\n", self._at)
         if end < 0:
             if len(self._buffer) - self._at > MOST_LINE:
@@ -153,6 +191,12 @@ class NatsParser:
             return self._message(verb == b"HMSG", rest.split(), end + 2)
         self._at = end + 2
         return _simple_event(verb, rest)
+
+    def _whole_large(self) -> NatsMessage | None:
+        if self._large is None or self._large.rest:
+            return None
+        message, self._large = self._large.message(), None
+        return message
 
     def _message(self, has_headers: bool, fields: list[bytes], start: int) -> NatsMessage | None:
         try:
@@ -167,14 +211,17 @@ class NatsParser:
             raise NatsMisbehaved(f"the server sent {b' '.join(fields)[:200]!r} as the head of a message") from None
         if not start <= head_end <= end <= start + MOST_MESSAGE or len(reply) > 1:
             raise NatsMisbehaved(f"the server announced a message of {int(size)} bytes")
-        if len(self._buffer) < end + 2:
+        is_large = end - head_end >= LARGE
+        if len(self._buffer) < (head_end if is_large else end + len(_END)):
             return None
         headers, status, reason = _headers(bytes(self._buffer[start:head_end])) if has_headers else ({}, 0, "")
-        payload = bytes(memoryview(self._buffer)[head_end:end])
-        self._at = end + 2
-        return NatsMessage(
-            subject.decode(), number, reply[0].decode() if reply else "", headers, payload, status, reason
-        )
+        head = NatsMessage(subject.decode(), number, reply[0].decode() if reply else "", headers, b"", status, reason)
+        self._at = min(end + len(_END), len(self._buffer))
+        with memoryview(self._buffer)[head_end : self._at] as came:
+            if not is_large:
+                return head._replace(payload=bytes(came[: end - head_end]))
+            self._large = LargeMessage(head, end - head_end, came)
+        return self._whole_large()
 
 
 def _simple_event(verb: bytes, rest: bytes) -> NatsEvent | bool:

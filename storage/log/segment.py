@@ -20,8 +20,8 @@ from qb.storage.files import (
     read_cached,
     reserve,
     sync_directory,
-    write_all,
     write_durably,
+    write_parts,
 )
 from qb.storage.log.recent_batches import StoredBatch
 from qb.storage.log.record_positions import RecordPositions
@@ -109,7 +109,7 @@ class Segment:
         """
         with self._files.use(self.log_path) as fd:
             if not sync:
-                write_all(fd, parts[0] if len(parts) == 1 else b"".join(parts), position)
+                write_parts(fd, parts, position)
                 return 0.0
             started = time.perf_counter()
             end = position + sum(map(len, parts))

@@ -25,7 +25,7 @@ def test_a_record_of_an_older_epoch_behind_a_whole_fence_is_counted() -> None:
 def test_an_ack_is_lost_if_another_payload_lies_there_or_none() -> None:
     owner = SimpleNamespace(name="a", acks={0: 5, 1: 6, 2: 7})
     entries = [
-        JournalEntry(5, 1, payload_of("a", 0), START),
-        JournalEntry(6, 1, payload_of("a", 0), START),
+        JournalEntry(5, 1, [payload_of("a", 0)], START),
+        JournalEntry(6, 1, [payload_of("a", 0)], START),
     ]
     assert lost(owner, entries) == [1, 2]  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from qb.replication.nats.nats_conversation import NatsConversation, NatsDisconnected, NoResponders
 from qb.replication.nats.nats_protocol import (
+    LARGE,
     NatsCredentials,
     NatsMessage,
     NatsMisbehaved,
@@ -57,6 +58,50 @@ def parsed(pieces: list[bytes]) -> list[object]:
 @given(st.integers(1, 40))
 def test_events_do_not_depend_on_how_tcp_cuts_the_bytes(step: int) -> None:
     assert parsed([SENT[at : at + step] for at in range(0, len(SENT), step)]) == EVENTS
+
+
+LARGEST = bytes(range(256)) * (3 * LARGE // 256)
+WITH_LARGE = (
+    b"MSG a 1 x %d\r\n%b\r\n" % (len(LARGEST), LARGEST)
+    + b"HMSG b 2 r 20 %d\r\nNATS/1.0\r\nA: b c\r\n\r\n%b\r\n" % (20 + LARGE, LARGEST[:LARGE])
+    + b"MSG c 3 5\r\nhello\r\n"
+    + b"MSG d 4 %d\r\n%b\r\n" % (LARGE - 1, LARGEST[: LARGE - 1])
+)
+LARGE_EVENTS = [
+    NatsMessage("a", 1, "x", {}, LARGEST),
+    NatsMessage("b", 2, "r", {"A": "b c"}, LARGEST[:LARGE]),
+    NatsMessage("c", 3, "", {}, b"hello"),
+    NatsMessage("d", 4, "", {}, LARGEST[: LARGE - 1]),
+]
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000, LARGE - 1, LARGE, LARGE + 40, 2 * LARGE, 1 << 20])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_large_payloads_do_not_depend_on_how_and_where_they_are_received(step: int, in_place: bool) -> None:
+    parser, events, at = NatsParser(), [], 0
+    while at < len(WITH_LARGE):
+        room = min(step, len(parser.rest)) if in_place else 0
+        parser.rest[:room] = WITH_LARGE[at : at + room]
+        parser.filled(room)
+        parser.receive(WITH_LARGE[at + room : at + step])
+        events += parser.events()
+        at += step
+    assert events == LARGE_EVENTS
+    assert not parser.rest
+
+
+def test_the_rest_of_a_large_payload_is_known_from_its_head_on() -> None:
+    parser = NatsParser()
+    parser.receive(b"MSG a 1 %d\r\n12345" % LARGE)
+    assert list(parser.events()) == []
+    assert len(parser.rest) == LARGE + 2 - 5
+    parser.receive(b"x" * (LARGE - 5) + b"\r\nPI")
+    (message,) = parser.events()
+    assert isinstance(message, NatsMessage)
+    assert message.payload == b"12345" + b"x" * (LARGE - 5)
+    assert not parser.rest
+    parser.receive(b"NG\r\n")
+    assert list(parser.events()) == [ServerPing()]
 
 
 @pytest.mark.parametrize(
