@@ -28,12 +28,23 @@ def _verify(args: argparse.Namespace) -> Outcome:
     rows = sorted(status["brokers"], key=lambda each: (each["role"] != "follower", each["name"]))
     there = [each for each in rows if each["role"] != "gone"]
     gone = [f"broker {each['name']} is gone, and its copy was not proved" for each in rows if each["role"] == "gone"]
-    proofs = {}
-    for number, each in enumerate(there):
-        ask(like(first, each["address"]), credentials, "verify_cell", start=True, nodes=number == 0)
+    asked: dict[str, BrokerAddress] = {}
+    proofs: dict[str, dict[str, Any]] = {}
     for each in there:
-        proofs[each["name"]] = _finished(like(first, each["address"]), credentials)
+        address = like(first, each["address"])
+        try:
+            ask(address, credentials, "verify_cell", start=True, nodes=not asked)
+        except (OSError, BrokerError, RequestRefused) as error:
+            proofs[each["name"]] = _silent(f"it does not answer: {error}")
+        else:
+            asked[each["name"]] = address
+    proofs |= {name: _finished(address, credentials) for name, address in asked.items()}
     return _outcome(status, proofs, gone)
+
+
+def _silent(why: str) -> dict[str, Any]:
+    """Return the proof of a broker that gives none."""
+    return {"running": False, "trouble": f"not compared: {why}", "copy": None, "nodes": None}
 
 
 def _finished(address: BrokerAddress, credentials: Credentials) -> dict[str, Any]:
@@ -44,7 +55,7 @@ def _finished(address: BrokerAddress, credentials: Credentials) -> dict[str, Any
             found: dict[str, Any] = ask(address, credentials, "verify_cell")
         except (OSError, BrokerError, RequestRefused) as error:
             if time.monotonic() - heard > SILENT:
-                return {"running": False, "trouble": f"it answers no more: {error}", "copy": None, "nodes": None}
+                return _silent(f"it answers no more: {error}")
         else:
             heard = time.monotonic()
             if not found["running"]:
@@ -72,6 +83,9 @@ def _outcome(status: Mapping[str, Any], proofs: Mapping[str, Mapping[str, Any]],
             if node["note"]:
                 unproved.append(f"NATS node {node['node']}: {node['note']}")
             lines.append(f"NATS node {node['node']}: {counted(node['records'], 'record')} compared")
+    compared = {name for proof in proofs.values() for name in proof.get("brokers", {})}
+    unheard = [name for name, proof in proofs.items() if name not in compared and not proof["trouble"]]
+    unproved += [f"broker {name}: not compared: no other broker has heard it" for name in unheard]
     if not any(proof["nodes"] for proof in proofs.values()):
         unproved.append("the NATS nodes were not compared")
     is_whole = not findings and not unproved

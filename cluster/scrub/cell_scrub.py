@@ -159,10 +159,10 @@ class CellScrub:
     async def _compare_brokers(self, verification: CellVerification, cell: ProvedCell) -> None:
         """Have all brokers applied the same records? Each says its checksum at its own position."""
         point = cell.point
-        others = await heard_behind(point, self._others)
+        others, silent = await heard_behind(point, self._others)
         verification.position = max([point.position, *(each.applied for each in others)])
         chains = await cell.chains(point, verification.position)
-        verification.brokers = {self._broker: "same", **chain_verdicts(point, chains, others)}
+        verification.brokers = {self._broker: "same", **chain_verdicts(point, chains, others, silent)}
 
     async def _prove_nodes(self, pace: ScrubPace) -> NodesProof:
         assert self.cell is not None
@@ -179,13 +179,17 @@ class CellScrub:
         return any(each.name == node and each.state is not NodeState.LAGS for each in self._journal().nodes)
 
 
-async def heard_behind(point: ChainPoint, others: Callable[[], Sequence[Announcement]]) -> Sequence[Announcement]:
-    """Return what the others say when all have come to a point: followers lag while a cell is used.
+async def heard_behind(
+    point: ChainPoint, others: Callable[[], Sequence[Announcement]]
+) -> tuple[Sequence[Announcement], Sequence[str]]:
+    """Return what the others say when all have come to a point, and who has fallen silent: followers lag in use.
 
     One that does not come to it in time says where it stays.
     """
-    names = [each.name for each in others()]
+    names = {each.name for each in others()}
     with trio.move_on_after(REACHED_WITHIN):
-        while answers_due(point, names, others()):  # noqa: ASYNC110 - each says so once a second
-            await trio.sleep(0.1)
-    return others()
+        while answers_due(point, names, others()):
+            await trio.sleep(0.1)  # each says so once a second
+            names |= {each.name for each in others()}
+    heard = others()
+    return heard, sorted(names - {each.name for each in heard})

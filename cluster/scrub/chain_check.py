@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from qb.cluster.members import Announcement
 from qb.cluster.roles import Role
 from qb.replication.journal.record_chain import ChainPoint
 
 
-def answers_due(point: ChainPoint, names: Sequence[str], others: Sequence[Announcement]) -> bool:
+def answers_due(point: ChainPoint, names: Iterable[str], others: Sequence[Announcement]) -> bool:
     """Say whether one of these brokers, or of those heard since, is yet to say that it has come to the point."""
     applied = {each.name: each.applied for each in others}
     return any(applied.get(name, 0) < point.position for name in {*names, *applied})
@@ -22,12 +22,14 @@ def reader_of_nodes(role: Role, name: str, others: Sequence[Announcement]) -> st
     return min(followers or roles)
 
 
-def chain_verdicts(point: ChainPoint, chains: Mapping[int, int], others: Sequence[Announcement]) -> dict[str, str]:
-    """Return "same", "differs", or in words why it is not known, for each of the others.
+def chain_verdicts(
+    point: ChainPoint, chains: Mapping[int, int], others: Sequence[Announcement], silent: Iterable[str] = ()
+) -> dict[str, str]:
+    """Return "same", "differs", or in words why it is not known, for each of the others and of the silent ones.
 
     `chains`: the checksum of the chain at each entry from the point on, as this broker reads it.
     """
-    found = {}
+    found = dict.fromkeys(silent, "not compared: it has fallen silent")
     for each in others:
         known = chains.get(each.applied)
         if each.applied < point.position:

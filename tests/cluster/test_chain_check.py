@@ -35,13 +35,24 @@ def test_a_broker_that_is_behind_is_waited_for() -> None:
 async def test_a_copy_that_began_again_behind_a_silent_node_is_compared(autojump_clock) -> None:
     due = trio.current_time() + 8
     heard = await heard_behind(HERE, lambda: [said("b", 12, 222) if trio.current_time() >= due else said("b", 4, 5)])
-    assert chain_verdicts(HERE, {10: 111, 12: 222}, heard) == {"b": "same"}
+    assert chain_verdicts(HERE, {10: 111, 12: 222}, *heard) == {"b": "same"}
 
 
 async def test_a_copy_that_stays_behind_is_not_compared_and_ends_the_wait(autojump_clock) -> None:
     heard = await heard_behind(HERE, lambda: [said("b", 10, 111), said("c", 4, 5)])
-    verdicts = chain_verdicts(HERE, {10: 111}, heard)
+    verdicts = chain_verdicts(HERE, {10: 111}, *heard)
     assert verdicts == {"b": "same", "c": "not compared: it is 6 records behind"}
+
+
+async def test_a_broker_that_falls_silent_meanwhile_is_named_as_not_compared(autojump_clock) -> None:
+    began = trio.current_time()
+
+    def others() -> list[Announcement]:
+        is_there = 2 <= trio.current_time() - began < 5
+        return [said("b", 10 if trio.current_time() - began > 3 else 9, 111), *([said("c", 4, 5)] if is_there else [])]
+
+    verdicts = chain_verdicts(HERE, {10: 111}, *await heard_behind(HERE, others))
+    assert verdicts == {"b": "same", "c": "not compared: it has fallen silent"}
 
 
 def test_one_follower_reads_the_nodes_and_the_owner_only_if_it_is_alone() -> None:

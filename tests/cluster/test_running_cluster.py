@@ -167,6 +167,23 @@ def test_all_copies_are_proved_while_they_are_used(cluster: LocalClusterProcess)
     assert all(proof["copy"]["bytes"] > 0 for proof in found["proofs"].values())
 
 
+@pytest.mark.parametrize("which", [0, -1])
+def test_a_verification_names_a_broker_that_is_silent(cluster: LocalClusterProcess, which: int) -> None:
+    cluster.wait_until_whole()
+    silent = sorted(each["name"] for each in cluster.status()["brokers"] if each["role"] == "follower")[which]
+    cluster.signal(silent, signal.SIGSTOP)
+    try:
+        verified = qb(cluster, "cluster", "verify", "--json")
+    finally:
+        cluster.signal(silent, signal.SIGCONT)
+    assert verified.returncode == 1, verified.stdout + verified.stderr
+    found = json.loads(verified.stdout)
+    assert found["whole"] is False
+    assert any(each.startswith(f"broker {silent}: not compared: ") for each in found["unproved"]), found["unproved"]
+    compared = next(proof for proof in found["proofs"].values() if proof["nodes"])
+    assert [name for name, what in compared["brokers"].items() if what != "same"] in ([], [silent])
+
+
 def test_the_cell_is_shown_and_a_repair_says_whether_it_is_safe(cluster: LocalClusterProcess) -> None:
     cluster.wait_until_whole()
     owner = cluster.owner()
