@@ -9,7 +9,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from qb.storage.files import PRIVATE_FILE, CannotOpen
+from qb.storage.files import PRIVATE_FILE, CannotOpen, is_still_at
 
 INTERVAL = 0.5  # seconds between two looks at the directory
 
@@ -61,13 +61,13 @@ class DirectoryLock:
     def check(self) -> None:
         """Raises DirectoryLost if the directory or the lock file in it is not the one that was locked."""
         for fd, path in ((self._root, self._directory), (self._file, self._path)):
-            try:
-                same = os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=path is self._directory))
-            except FileNotFoundError:
-                same = False
-            if not same:
-                self.is_lost = True
-                raise DirectoryLost(f"{path} was moved or removed while the broker ran: nothing more is stored")
+            if not is_still_at(fd, path, follow_symlinks=path is self._directory):
+                raise self.lost(path)
+
+    def lost(self, path: str | Path) -> DirectoryLost:
+        """Return what to raise when a file is not where it was that all of the directory depends on."""
+        self.is_lost = True
+        return DirectoryLost(f"{path} was moved or removed while the broker ran: nothing more is stored")
 
     def close(self) -> None:
         """Give the directory back."""

@@ -23,6 +23,7 @@ RWF_DSYNC = getattr(os, "RWF_DSYNC", 0)
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 CACHED_AT_MOST = 2 * 1024 * 1024  # a longer look would keep the event loop too long
 _threads = threading.local()
+LOST = "it was moved or removed while the broker ran"
 PRIVATE_DIRECTORY, PRIVATE_FILE = 0o700, 0o600  # messages are for the user that runs the broker
 
 
@@ -178,6 +179,14 @@ def _scratch(length: int) -> memoryview:
     return _threads.scratch[:length]  # type: ignore[no-any-return]
 
 
+def is_still_at(fd: int, path: str | Path, *, follow_symlinks: bool = True) -> bool:
+    """Say whether a path still leads to the open file. Raises OSError when the disk fails, which proves nothing."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=follow_symlinks))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def note_on_access(directory: Path) -> list[str]:
     """Return a sentence for the operator if other users can get into the directory."""
     mode = stat.S_IMODE(directory.stat().st_mode)
@@ -242,6 +251,23 @@ class OpenFiles:
         with self._lock:
             found = [path for path in self._open if path.startswith(f"{directory}{os.sep}")]
         self.forget(*found)
+
+    def lost(self) -> list[str]:
+        """Return the paths of files that were moved, removed or replaced while they are open. Blocks.
+
+        Whoever does that on purpose forgets them first.
+        """
+        with self._lock:
+            paths = list(self._open)
+        return [path for path in paths if self._is_lost(path)]
+
+    def _is_lost(self, path: str) -> bool:
+        try:
+            with _Use(self, path, False, True) as fd:
+                entry = self._open.get(path)
+                return not is_still_at(fd, path) and self._open.get(path) is entry is not None
+        except OSError:  # it was closed meanwhile; or the disk fails, which proves nothing
+            return False
 
     def close(self) -> None:
         """Close everything."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from qb.core.wire.errors import (
     BrokerError,
     DiskFull,
     Internal,
+    LogDamaged,
     LogPoisoned,
     ShuttingDown,
     TopicExists,
@@ -36,7 +37,7 @@ from qb.storage.data_directory import prepare
 from qb.storage.directory_lock import INTERVAL, DirectoryLock, DirectoryLost
 from qb.storage.engine import CommitStep, Metadata, RecoveryReport, Topic
 from qb.storage.faults import keep_running
-from qb.storage.files import NO_ROOM, CannotOpen, OpenFiles, make_directory, note_on_access
+from qb.storage.files import LOST, NO_ROOM, CannotOpen, OpenFiles, make_directory, note_on_access
 from qb.storage.log.log_context import LogContext, LogSettings, TopicHealth
 from qb.storage.log.log_ends import LogEnds
 from qb.storage.log.log_extents import LogExtents, key_of
@@ -443,16 +444,29 @@ class LocalEngine:
             self._metadata.abandon(error)
 
     async def _watch_directory(self) -> None:
-        """Answer nothing more as stored when the directory is not where it was. Raises DirectoryLost."""
+        """Answer nothing more as stored when the directory, or a file, is not where it was. Raises DirectoryLost."""
         while True:
             await trio.sleep(INTERVAL)
             try:
                 await trio.to_thread.run_sync(self._lock.check)
+                self._refuse_lost(await trio.to_thread.run_sync(self._files.lost))
             except DirectoryLost as lost:
                 self._abandon(LogPoisoned(str(lost)))
                 raise
             except OSError:
                 continue  # what the disk says when it fails is no proof; logs have their own ways to notice
+
+    def _refuse_lost(self, paths: Sequence[str]) -> None:
+        """Answer nothing more as stored in files that are not where they were. Raises DirectoryLost: the metadata."""
+        if not paths:
+            return
+        if (metadata := str(self._metadata_log.path)) in paths:
+            raise self._lock.lost(metadata)
+        for _, log in self._logs():
+            log.refuse_lost(paths)
+        for stage in self._stages.known.values():
+            if stage.failure is None and stage.file.path in paths:
+                stage.abandon(LogDamaged(stage.file.path, 0, LOST))
 
     def _stop_threads(self) -> None:
         ends: dict[str, LogEnd] = {}

@@ -25,7 +25,7 @@ from qb.storage.commit.completions import Watchers
 from qb.storage.commit.pending_runs import PendingRuns, WaitingRun, answer
 from qb.storage.commit.writer_threads import WorkerSlot, result_of
 from qb.storage.engine import AppendRun, Done, LogState, ProducerRange, StoredChunk
-from qb.storage.files import OpenFiles
+from qb.storage.files import LOST, OpenFiles
 from qb.storage.log.log_context import HOUR_MS, LogContext, TopicHealth
 from qb.storage.log.log_extents import LogExtent, dropped_segments
 from qb.storage.log.log_recovery import RecoveredLog, prove_again
@@ -458,6 +458,14 @@ class LocalLog:
         self._is_stuck = bool(self._writing)
         self._answer(self._drop_pending(error), error, 0)
         self._idle.set()
+
+    def refuse_lost(self, paths: Sequence[str]) -> None:
+        """Answer for everything and stop serving the whole topic, if the newest file is among those that are lost."""
+        path = self._segments[-1].log_path if self._segments else ""
+        if path in paths and not isinstance(self._refusal, LogDamaged):
+            damage = LogDamaged(path, 0, LOST)
+            self.report_damage(damage)
+            self.abandon(damage)
 
     def write_indexes(self) -> None:
         """Write what waits in memory for indexes, also for those whose segment was closed on a full disk. Blocks."""

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 import trio
 
-from qb.core.wire.errors import LogPoisoned, ShuttingDown
+from qb.core.wire.errors import LogDamaged, LogPoisoned, ShuttingDown
+from qb.storage import local_engine
 from qb.storage.directory_lock import DirectoryLost
 from qb.storage.engine import Topic
 from qb.storage.files import CannotOpen
 from qb.storage.metadata.metadata_log import MetadataLog
-from tests.support.stores import open_engine, opened, store
+from tests.support.stores import everything, open_engine, opened, running, store
 
 
 @pytest.fixture
@@ -138,6 +139,109 @@ async def test_a_directory_that_goes_away_is_noticed_and_nothing_is_acked_afterw
     assert "was moved or removed while the broker ran" in str(refused[0])
     if lose is replace:
         assert not (data_dir / "clean-stop").exists(), "another directory's stop"
+
+
+def cover(data_dir: Path) -> None:
+    """Move what is above the directory, and put a file in its place."""
+    above = data_dir.parent
+    above.rename(above.with_name("moved"))
+    above.touch()
+
+
+async def test_a_file_in_place_of_what_was_above_the_directory_is_noticed(tmp_path: Path) -> None:
+    (above := tmp_path / "above").mkdir()
+    with trio.fail_after(30), pytest.RaisesGroup(pytest.RaisesExc(DirectoryLost), flatten_subgroups=True):
+        async with opened(above):
+            cover(above / "data")
+            await trio.sleep_forever()
+
+
+def move_topics(data_dir: Path) -> None:
+    (data_dir / "topics").rename(data_dir / "moved")
+
+
+def remove_topic(data_dir: Path) -> None:
+    shutil.rmtree(data_dir / "topics" / "t")
+
+
+def move_partition(data_dir: Path) -> None:
+    (data_dir / "topics" / "t" / "0").rename(data_dir / "moved")
+
+
+def copy_segment(data_dir: Path) -> None:
+    """Put a copy of the newest segment in its place: what is written to the other one is not found by a start."""
+    path = max((data_dir / "topics" / "t" / "0").glob("*.log"))
+    shutil.copy(path, data_dir / "copy")
+    (data_dir / "copy").rename(path)
+
+
+@pytest.mark.parametrize("lose", [move_topics, remove_topic, move_partition, copy_segment])
+async def test_files_of_a_topic_that_go_away_are_noticed_and_nothing_is_acked_afterwards(
+    tmp_path: Path, lose: Callable[[Path], None]
+) -> None:
+    with trio.fail_after(30):
+        async with opened(tmp_path) as engine:
+            await engine.create_topic(Topic(topic="other", partitions=1))
+            log, other = engine.log("t", 0), engine.log("other", 0)
+            await store(other, b"kept")
+            await store(log, b"kept")
+            lose(tmp_path / "data")
+            with pytest.raises(LogDamaged, match=r"0\.log.* was moved or removed while the broker ran") as refused:
+                while True:
+                    await store(log, b"more")
+            for _ in range(2):
+                with pytest.raises(LogDamaged):
+                    await store(log, b"more")
+            with pytest.raises(LogDamaged):
+                await log.read(0, 1000)
+            assert refused.value.file.startswith(str(tmp_path / "data" / "topics" / "t" / "0"))
+            if lose is not move_topics:
+                await store(other, b"kept too")
+    if lose is not move_topics:
+        async with running(open_engine(tmp_path)) as engine:
+            assert await everything(engine.log("other", 0)) == [b"kept", b"kept too"]
+
+
+async def test_a_topic_goes_on_after_its_segments_are_rolled_and_dropped_and_other_topics_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the broker itself moves and removes is no loss, whenever it looks."""
+    monkeypatch.setattr(local_engine, "INTERVAL", 0)
+    async with opened(tmp_path, segment_bytes=200, retention_bytes=400, retention_interval=0.01) as engine:
+        for _ in range(50):
+            await engine.create_topic(Topic(topic="short", partitions=2))
+            await store(engine.log("short", 1), b"gone")
+            for number in range(10):
+                await store(engine.log("t", 0), b"%d" % number * 50)
+            stage = await engine.begin_stage("transaction", None)
+            await engine.delete_stages([stage.stage_id])
+            await engine.delete_topic("short")
+        assert engine.log("t", 0).damage is None
+
+
+async def test_a_stage_whose_file_goes_away_takes_no_more(tmp_path: Path) -> None:
+    with trio.fail_after(30):
+        async with opened(tmp_path) as engine:
+            stage = await engine.begin_stage("transaction", None)
+            (tmp_path / "data" / "staged" / f"{stage.stage_id}.log").unlink()
+            while stage.failure is None:
+                await trio.lowlevel.checkpoint()
+            assert isinstance(stage.failure, LogDamaged)
+            assert "was moved or removed while the broker ran" in str(stage.failure)
+
+
+async def test_metadata_that_goes_away_ends_the_broker(tmp_path: Path) -> None:
+    with (
+        trio.fail_after(30),
+        pytest.RaisesGroup(
+            pytest.RaisesExc(DirectoryLost, match=r"metadata/0+\.log was moved"), flatten_subgroups=True
+        ),
+    ):
+        async with opened(tmp_path) as engine:
+            await engine.metadata.put("key", 1)
+            shutil.rmtree(tmp_path / "data" / "metadata")
+            shutil.rmtree(tmp_path / "data" / "metadata-copy")
+            await trio.sleep_forever()
 
 
 async def test_metadata_that_is_being_written_when_the_directory_goes_away_is_refused(
