@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
@@ -72,25 +71,29 @@ class PublishForm:
 
     def frames(self, first_number: int, bodies: Sequence[bytes], type: int = MessageType.PUBLISH) -> Frames:
         """Return one frame for each body, numbered from `first_number` on."""
-        pack, overhead, middle, type = self._pack, self.overhead, self._middle, int(type)
         if len(bodies) == 1:
             size = len(bodies[0])
-            return pack(overhead + size, type, first_number, middle, size) + bodies[0]
-        sizes = list(map(len, bodies))
-        if len(bodies) >= LEAST and sizes.count(sizes[0]) == len(bodies):
+            return self._pack(self.overhead + size, int(type), first_number, self._middle, size) + bodies[0]
+        return self._frames(first_number, bodies, list(map(len, bodies)), int(type))
+
+    def _frames(self, first_number: int, bodies: Sequence[bytes], sizes: list[int], type: int) -> Frames:
+        pack, overhead, middle = self._pack, self.overhead, self._middle
+        if len(bodies) >= LEAST and _are_equal(sizes):
             return build(pack(overhead + sizes[0], type, first_number, middle, sizes[0]), bodies)
         heads = [pack(overhead + size, type, number, middle, size) for number, size in enumerate(sizes, first_number)]
         return _joined(b"", heads, bodies)
 
     def publishes(self, first_number: int, bodies: Sequence[bytes], longest_run: int) -> Frames:
         """Return them as frames() does, or as a PUBLISH_RUN of at most `longest_run` bytes if that is quicker."""
-        sizes = array("I", map(len, bodies))
-        count = len(sizes)
-        if count < LEAST or sizes.count(sizes[0]) == count:
+        if len(bodies) < LEAST:
             return self.frames(first_number, bodies)
-        properties = array("I", [self.overhead - OVERHEAD]) * count
-        front = publish_run(first_number, sizes, properties, longest_run)
-        return self._blank.join([front, *bodies]) if front else self.frames(first_number, bodies)
+        sizes = list(map(len, bodies))
+        front = b""
+        if not _are_equal(sizes):
+            front = publish_run(first_number, sizes, [self.overhead - OVERHEAD] * len(sizes), longest_run)
+        if not front:
+            return self._frames(first_number, bodies, sizes, int(MessageType.PUBLISH))
+        return self._blank.join([front, *bodies])
 
 
 @lru_cache(maxsize=1024, typed=True)
@@ -133,9 +136,14 @@ class MixedPublishForm(PublishForm):
         """Return them as frames() does, or as a PUBLISH_RUN of at most `longest_run` bytes if that is quicker."""
         front = b""
         if len(bodies) >= LEAST:
-            properties = array("I", map(_properties_length, self._forms))
-            front = publish_run(first_number, array("I", map(len, bodies)), properties, longest_run)
+            properties = list(map(_properties_length, self._forms))
+            front = publish_run(first_number, list(map(len, bodies)), properties, longest_run)
         return _joined(front, map(_blank, self._forms), bodies) if front else self.frames(first_number, bodies)
+
+
+def _are_equal(sizes: list[int]) -> bool:
+    """Are all of them the same? At the first look at the ends, nearly always, if they are not."""
+    return sizes[0] == sizes[-1] and sizes.count(sizes[0]) == len(sizes)
 
 
 def _joined(front: bytes, heads: Iterable[bytes], bodies: Sequence[bytes]) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from qb.core.wire.errors import PeerMisbehaved
@@ -42,13 +43,13 @@ class PublishTable(NamedTuple):
     frames_at: int  # where in the PUBLISH_RUN frame the first of them begins
 
 
-def publish_run(first_number: int, bodies: array[int], properties: array[int], longest: int) -> bytes:
+def publish_run(first_number: int, bodies: Sequence[int], properties: Sequence[int], longest: int) -> bytes:
     """Return what stands before the frames of a run whose bodies and properties have these lengths.
 
-    Nothing, if it would be longer than `longest` bytes, or have too many messages.
+    Lists are quickest. Nothing, if it would be longer than `longest` bytes, or have too many messages.
     """
-    count, table = len(bodies), bodies + properties
-    size = OVERHEAD * count + sum(table)
+    count, table = len(bodies), array("I", bodies) + array("I", properties)
+    size = OVERHEAD * count + sum(bodies) + sum(properties)
     if sys.byteorder == "little":
         table.byteswap()
     encoded = table.tobytes()
