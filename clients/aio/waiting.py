@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from math import inf
-from threading import Lock
 from types import TracebackType
 
 import anyio
 import anyio.lowlevel
 
 from qb.clients.aio.event_loops.running_loop import LoopHandle, Waiter, running_loop
+from qb.clients.quick_lock import QuickLock
 
 checkpoint = anyio.lowlevel.checkpoint  # let other tasks run
 
@@ -79,7 +79,7 @@ class AsyncGuard:
     """
 
     def __init__(self) -> None:
-        self.lock = Lock()  # for code that is shared with threads: never contended, and not entered by the block
+        self.lock = QuickLock()  # for code that is shared with threads: never contended, and not entered by the block
         self._waiting: list[Waiter] = []
         self._loop: LoopHandle | None = None  # which runs the tasks that wait
 

@@ -10,6 +10,8 @@ from time import monotonic
 from types import TracebackType
 from typing import Protocol
 
+from qb.clients.quick_lock import QuickLock
+
 now = monotonic  # seconds on a clock that never goes back
 
 
@@ -54,9 +56,9 @@ class Guard:
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()  # what the block takes
-        self._changed = threading.Condition(self.lock)
-        self._enter, self._exit = self.lock.acquire, self.lock.release
+        self.lock = QuickLock()  # what the block takes
+        self._changed = threading.Condition(self.lock)  # type: ignore[arg-type]  # which takes whatever has its methods
+        self._enter, self._exit = self.lock.get, self.lock.put
         self.notify_all = self._changed.notify_all  # wakes every thread that waits here
 
     def __enter__(self) -> None:
@@ -65,7 +67,7 @@ class Guard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._exit()
+        self._exit(None)
 
     def notify_soon(self) -> None:
         """As notify_all(), from anywhere: a signal handler must not wait for the lock."""
