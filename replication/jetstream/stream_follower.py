@@ -7,6 +7,7 @@ then neither it nor a server is woken for each of them.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 import msgspec
 import trio
@@ -20,12 +21,20 @@ from qb.storage.signals import Signal
 PULL = 256  # messages that are asked for at a time
 PULL_BYTES = 4 << 20
 EXPIRES = 2.0  # seconds after which an unanswered pull ends
+HEARTBEAT = 0.5  # seconds after which a server that has nothing says that it is there
+SILENCE = 1.5  # seconds after which a pull is lost of which nothing is heard: its server hangs or has gone
 INACTIVE = 60.0  # seconds after which the server drops a consumer that is not used
 # With no_wait and a time, a pull waits for the first message, and ends when there are no more.
 PULL_REQUEST = msgspec.json.encode(
-    {"batch": PULL, "expires": int(EXPIRES * 1e9), "max_bytes": PULL_BYTES, "no_wait": True}
+    {
+        "batch": PULL,
+        "expires": int(EXPIRES * 1e9),
+        "max_bytes": PULL_BYTES,
+        "no_wait": True,
+        "idle_heartbeat": int(HEARTBEAT * 1e9),
+    }
 )
-_NO_MORE, _TIMED_OUT, _TOO_LARGE = 404, 408, 409
+_IS_THERE, _NO_MORE, _TIMED_OUT, _TOO_LARGE = 100, 404, 408, 409
 
 
 class StreamPull:
@@ -45,14 +54,21 @@ class StreamPull:
 
     def replied(self, reply: NatsMessage) -> None:
         """Take one of its answers."""
+        if self.is_over:
+            return  # the connection was lost, and what comes on the next one is not all that was sent
         if not reply.status:
             self.records.append(StoredRecord(_position(reply.reply), reply.payload))
             self._came += 1
             self.is_over = self._came == self._wanted
-        else:
+        elif reply.status != _IS_THERE:
             self.is_over = True
             self.has_all = reply.status in (_NO_MORE, _TIMED_OUT)
             self.is_broken = reply.status not in (_NO_MORE, _TIMED_OUT, _TOO_LARGE)
+        self.changed.set()
+
+    def lost(self) -> None:
+        """The connection is gone, and with it what has not come."""
+        self.is_over = self.is_broken = True
         self.changed.set()
 
     def take(self) -> list[StoredRecord]:
@@ -71,30 +87,36 @@ async def follow_stream(
     client: NatsClient, stream: str, first: int, gather: float = 0.0
 ) -> AsyncGenerator[Sequence[StoredRecord], None]:
     """Yield all records from a position on, for ever: as they come, or those of `gather` seconds together."""
-    pull = StreamPull()
-    inbox = client.new_inbox()
-    sid = client.subscribe(inbox, pull.replied)
+    while True:
+        consumer = await _new_consumer(client, stream, first)
+        if consumer is not None:
+            async with aclosing(_pull_from(client, f"{stream}.{consumer}", first, gather)) as pulling:
+                async for records in pulling:
+                    first = records[-1].position + 1
+                    yield records
+        await trio.sleep(PAUSE)
+
+
+async def _pull_from(
+    client: NatsClient, consumer: str, start: int, gather: float
+) -> AsyncGenerator[Sequence[StoredRecord], None]:
+    """Yield what a consumer gives, until it is lost. It has an inbox of its own: nothing of another one comes there."""
+    pull, inbox, first = StreamPull(), client.new_inbox(), start
+    sid = client.subscribe(inbox, pull.replied, pull.lost)
     try:
-        while True:
-            consumer = await _new_consumer(client, stream, first)
-            start = first
-            while consumer is not None and client.is_connected:
-                begun = first
-                pull.begin()
-                client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", PULL_REQUEST, reply=inbox)
-                while records := await _next(pull, gather):
-                    whole = _unbroken(records, records[0].position if first == start else first)
-                    if whole:
-                        first = whole[-1].position + 1
-                        yield whole
-                    if len(whole) < len(records):
-                        pull.is_broken = True  # messages were lost on the way: begin again behind the last one
-                        break
-                if pull.is_broken:
-                    break
-                if pull.has_all and first != begun:
-                    await trio.sleep(gather)
-            await trio.sleep(PAUSE)
+        while client.is_connected and not pull.is_broken:
+            begun = first
+            pull.begin()
+            client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{consumer}", PULL_REQUEST, reply=inbox)
+            while records := await _next(pull, gather):
+                whole = _unbroken(records, records[0].position if first == start else first)
+                if whole:
+                    first = whole[-1].position + 1
+                    yield whole
+                if len(whole) < len(records):
+                    return  # messages were lost on the way: begin again behind the last one
+            if pull.has_all and first != begun:
+                await trio.sleep(gather)
     finally:
         client.unsubscribe(sid)
 
@@ -109,9 +131,10 @@ def _unbroken(records: list[StoredRecord], first: int) -> list[StoredRecord]:
 
 async def _next(pull: StreamPull, gather: float) -> list[StoredRecord]:
     """Return what comes next, with what comes within `gather` seconds of it, or an empty list when the pull is over."""
-    with trio.move_on_after(EXPIRES * 2):
+    with trio.move_on_after(SILENCE) as silence:
         while not pull.records and not pull.is_over:
             await pull.changed.wait()
+            silence.deadline = trio.current_time() + SILENCE
     if not pull.is_over:
         with trio.move_on_after(gather):
             while not pull.is_over:

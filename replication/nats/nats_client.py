@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import trio
@@ -134,9 +134,12 @@ class NatsClient:
             raise answers[0]
         return answers[0]
 
-    def subscribe(self, subject: str, received: Received) -> int:
-        """Have messages handed to `received`, across reconnects. Returns its number for unsubscribe()."""
-        sid = self._conversation.subscribe(subject, received)
+    def subscribe(self, subject: str, received: Received, lost: Callable[[], None] | None = None) -> int:
+        """Have messages handed to `received`, across reconnects. Returns its number for unsubscribe().
+
+        `lost` is called whenever a connection is gone: messages of it may be missing.
+        """
+        sid = self._conversation.subscribe(subject, received, lost)
         self._output.set()
         return sid
 

@@ -47,7 +47,7 @@ class NatsConversation:
         self._name, self._credentials = name, credentials
         self._parser = NatsParser()
         self._sids = 1  # 1 is the inbox
-        self._subscriptions: dict[int, tuple[str, Received]] = {}
+        self._subscriptions: dict[int, tuple[str, Received, Callable[[], None] | None]] = {}
         self._inbox = f"_INBOX.{secrets.token_hex(11)}."
         self._requests: dict[str, tuple[Replied, bool]] = {}  # and whether it may have many answers
         self._tokens = 0
@@ -79,7 +79,7 @@ class NatsConversation:
         """INFO has come, and TLS is up if it was wanted: present ourselves, and subscribe to everything again."""
         self._out += connect_command(self._name, self._credentials, tls=tls)
         self._out += subscribe_command(1, f"{self._inbox}*")
-        for sid, (subject, _) in self._subscriptions.items():
+        for sid, (subject, _, _) in self._subscriptions.items():
             self._out += subscribe_command(sid, subject)
         self.ping()
 
@@ -158,10 +158,13 @@ class NatsConversation:
         """Stop waiting for an answer; returns what waits, if it has not come."""
         return self._requests.pop(token, (None, False))[0]
 
-    def subscribe(self, subject: str, received: Received) -> int:
-        """Have messages handed to `received` as they come, on this and every later connection. Returns its number."""
+    def subscribe(self, subject: str, received: Received, lost: Callable[[], None] | None = None) -> int:
+        """Have messages handed to `received` as they come, on this and every later connection. Returns its number.
+
+        `lost` is called whenever a connection is gone: messages of it may be missing.
+        """
         self._sids += 1
-        self._subscriptions[self._sids] = subject, received
+        self._subscriptions[self._sids] = subject, received, lost
         if self.is_ready:
             self._out += subscribe_command(self._sids, subject)
         return self._sids
@@ -193,6 +196,9 @@ class NatsConversation:
         requests, self._requests = self._requests, {}
         for replied, _ in requests.values():
             _call(replied, NatsDisconnected("the connection to NATS was lost before the answer came"))
+        for _, _, lost in list(self._subscriptions.values()):
+            if lost is not None:
+                lost()
 
 
 def _call(call: Callable[[Any], None], argument: Any) -> None:
