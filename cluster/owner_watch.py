@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import trio
 
@@ -13,18 +14,22 @@ PAUSE = 0.2  # seconds between two attempts
 
 
 async def owner_refuses(keeper: LeaseKeeper) -> bool:
-    """Say whether the cluster port of the owner in the lease refuses connections. Takes at most a second."""
+    """Say whether the cluster port of the owner in the lease refuses connections, or did so. Takes at most a second.
+
+    The process that has refused once is gone, whoever listens there now: its lease need not run out because NATS was
+    slow when another process was started in its place.
+    """
     record = keeper.watcher.record
     if record is None or record.released or not record.cluster_address:
         return False
-    try:
-        stream = await connect(record.cluster_address)
-    except ConnectionRefusedError:
-        return True
-    except (OSError, ValueError):
-        return False
-    await stream.aclose()
-    return False
+    if keeper.refused != record.owner:
+        try:
+            await (await connect(record.cluster_address)).aclose()
+        except ConnectionRefusedError:
+            keeper.refused = record.owner
+        except (OSError, ValueError):
+            pass
+    return keeper.refused == record.owner
 
 
 async def watch_owner(keeper: LeaseKeeper, gone: Callable[[str], None]) -> None:
@@ -32,20 +37,20 @@ async def watch_owner(keeper: LeaseKeeper, gone: Callable[[str], None]) -> None:
     while True:
         record = keeper.watcher.record
         if record is not None and not record.released and record.cluster_address:
-            if await _watched(record.cluster_address):
+            try:
+                await _watch(record.cluster_address)
                 continue  # it has closed: does it still listen?
+            except ConnectionRefusedError:
+                keeper.refused = record.owner
+            except (OSError, ValueError):
+                pass
             gone(record.cluster_address)
             keeper.look_soon()
         await trio.sleep(PAUSE)
 
 
-async def _watched(address: str) -> bool:
-    """Return True when a connection to a cluster port has ended, False if there is none."""
-    try:
-        async with await connect(address) as stream:
+async def _watch(address: str) -> None:
+    """Return when a connection to a cluster port has ended. Raises OSError, ValueError if there is none."""
+    async with await connect(address) as stream:
+        with suppress(trio.BrokenResourceError):
             await stream.receive_some(1)
-    except trio.BrokenResourceError:
-        pass
-    except (OSError, ValueError):
-        return False
-    return True

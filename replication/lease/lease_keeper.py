@@ -47,6 +47,7 @@ class LeaseKeeper:
         self._revision = 0
         self._holder = OwnerLease(ttl)
         self.watcher = LeaseWatcher(ttl)
+        self.refused = ""  # the token of the last owner whose cluster port was found to refuse TCP
         self._changing = trio.Lock()
         self._hurried, self._renewed = Signal(), Signal()
         self._looks_soon = False  # was a look asked for while another one was on its way?
@@ -116,17 +117,18 @@ class LeaseKeeper:
         while not self._holder.is_lost:
             sent_at = self._clock()
             async with self._changing:
-                await self._renew(sent_at)
-            await trio.sleep(max(0.0, self._holder.next_renewal(sent_at) - self._clock()))
+                has_succeeded = await self._renew(sent_at)
+            await trio.sleep(max(0.0, self._holder.next_renewal(sent_at, has_succeeded) - self._clock()))
 
-    async def _renew(self, sent_at: float) -> None:
+    async def _renew(self, sent_at: float) -> bool:
         if self._holder.is_lost:
-            return
+            return False
         if await self._write(self._revision):
             self._holder.renewed(sent_at)
             self._renewed.set()
-        else:
-            await self._look_after_failure()
+            return True
+        await self._look_after_failure()
+        return False
 
     async def _look_after_failure(self) -> None:
         """Who has the lease? A renewal of our own whose answer was lost has moved the revision."""

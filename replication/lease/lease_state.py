@@ -10,7 +10,7 @@ import msgspec
 
 HOLD = 0.8  # of the time to live: as long an owner relies on its lease, counted from the sending of its renewal
 RENEW = 0.25  # of the time to live, between two renewals
-LOOK = 0.05  # of the time to live, between two looks of a candidate
+LOOK = 0.05  # of the time to live, between two looks of a candidate, and before a renewal that failed is sent again
 PRECEDENCE = 1.0  # seconds for which a lease that was released to one broker is left to it
 
 
@@ -57,9 +57,9 @@ class OwnerLease:
     def is_lost(self) -> bool:
         return self._is_lost
 
-    def next_renewal(self, last_sent: float) -> float:
-        """Return when the next renewal is due."""
-        return last_sent + RENEW * self._ttl
+    def next_renewal(self, last_sent: float, has_succeeded: bool) -> float:
+        """Return when the next renewal is due: soon, if it is not known that the last one was stored."""
+        return last_sent + (RENEW if has_succeeded else LOOK) * self._ttl
 
 
 class LeaseWatcher:

@@ -9,7 +9,7 @@ import trio
 
 from qb.core.settings import ClusterSettings
 from qb.replication.lease.lease_keeper import LeaseKeeper, boot_time
-from qb.replication.lease.lease_state import HOLD, RENEW, LeaseRecord, LeaseWatcher, OwnerLease
+from qb.replication.lease.lease_state import HOLD, LOOK, RENEW, LeaseRecord, LeaseWatcher, OwnerLease
 from qb.replication.lease.lease_store import LeaseStore, LeaseTaken
 from qb.replication.nats.nats_client import CONNECT_LIMIT, PING_INTERVAL, NatsClient
 from qb.replication.nats.nats_conversation import MOST_PINGS, NatsDisconnected
@@ -54,6 +54,11 @@ class TestHolder:
         holder.began(0.0)
         holder.renewed(sent_at=0.0)
         assert not holder.may_answer(3600.0)  # CLOCK_BOOTTIME went on
+
+    def test_a_renewal_that_failed_is_sent_again_soon(self) -> None:
+        holder = OwnerLease(TTL)
+        assert holder.next_renewal(100.0, True) == 100.0 + RENEW * TTL
+        assert holder.next_renewal(100.0, False) == 100.0 + LOOK * TTL
 
 
 def test_a_nats_server_that_hangs_is_left_before_the_lease_of_an_owner_that_it_serves_runs_out() -> None:
@@ -240,6 +245,20 @@ async def test_a_process_that_follows_an_owner_does_not_wait_for_its_lease_to_ru
     began = trio.current_time()
     await LeaseKeeper(lease, "a", ttl=TTL, clock=trio.current_time).claim()  # type: ignore[arg-type]
     assert trio.current_time() - began >= TTL, "a name alone proves nothing"
+
+
+async def test_a_new_owner_answers_soon_after_a_renewal_of_it_was_lost(autojump_clock, nursery: trio.Nursery) -> None:
+    lease = FaultyLease(random.Random(0))
+    connection = lease.connection()
+    keeper = LeaseKeeper(connection, "a", ttl=TTL, clock=trio.current_time)  # type: ignore[arg-type]
+    await keeper.claim()
+    connection.is_cut = True
+    nursery.start_soon(keeper.hold, 1)
+    await trio.sleep(1)
+    connection.is_cut = False
+    began = trio.current_time()
+    await keeper.confirmed()
+    assert trio.current_time() - began < 2 + 2 + LOOK * TTL, "the calls that were cut, and no quarter of the lease"
 
 
 def test_the_clock_goes_on_while_the_machine_sleeps() -> None:
