@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextvars import copy_context
+from math import inf
 from typing import Any
 
 import trio
@@ -20,31 +21,99 @@ RECEIVE_SIZE = 64 * 1024
 class TrioWaiter:
     """A wake-up for one task."""
 
-    __slots__ = ("_event",)
+    __slots__ = ("_task", "_woken")
 
     def __init__(self) -> None:
-        self._event = trio.Event()
+        self._task: trio.lowlevel.Task | None = None  # while it waits
+        self._woken = False
 
     def wake(self) -> None:
-        self._event.set()
+        self._woken = True
+        if self._task is not None:
+            task, self._task = self._task, None
+            trio.lowlevel.reschedule(task)
 
     async def wait(self, seconds: float) -> bool:
-        with trio.move_on_after(max(seconds, 0)):
-            await self._event.wait()
-        return self._event.is_set()
+        if self._woken:
+            return True
+        self._task = trio.lowlevel.current_task()
+        if seconds == inf:
+            await trio.lowlevel.wait_task_rescheduled(self._abort)
+        else:
+            with trio.CancelScope(deadline=trio.current_time() + max(seconds, 0)):
+                await trio.lowlevel.wait_task_rescheduled(self._abort)
+        return self._woken
+
+    def _abort(self, _: object) -> trio.lowlevel.Abort:
+        self._task = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
 
 class TrioStream:
-    """A trio.SocketStream, with TLS on it or without."""
+    """A socket of ours. One of trio's own would give way at every send: tasks would wait for each other's."""
 
-    def __init__(self, stream: trio.SocketStream, secure: trio.SSLStream[trio.SocketStream] | None = None) -> None:
-        self._stream = stream
-        self._bytes: trio.SSLStream[trio.SocketStream] | trio.SocketStream = secure or stream
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._socket = socket.socket(fileno=stream.socket.detach())
+        self._socket.setblocking(False)
+
+    async def receive(self, seconds: float) -> bytes | None:
+        with trio.CancelScope(deadline=trio.current_time() + seconds):
+            while True:
+                try:
+                    await trio.lowlevel.wait_readable(self._socket)
+                    return self._socket.recv(RECEIVE_SIZE)
+                except trio.ClosedResourceError as error:
+                    raise ConnectionError(str(error)) from error
+                except BlockingIOError:
+                    pass
+        return None
+
+    async def send(self, data: Frames, seconds: float) -> bool:
+        try:
+            sent = self._socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return False
+        return sent == len(data) or await self._send_rest(memoryview(data)[sent:], seconds)
+
+    async def _send_rest(self, data: memoryview, seconds: float) -> bool:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + seconds):
+            while data:
+                try:
+                    await trio.lowlevel.wait_writable(self._socket)
+                    data = data[self._socket.send(data) :]
+                except BlockingIOError:
+                    pass
+                except (OSError, trio.ClosedResourceError):
+                    return False
+        return not data
+
+    def hang_up(self) -> None:
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        if self._socket.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._socket)
+            self._socket.close()
+
+    def let_go(self) -> None:
+        os.close(self._socket.detach())
+
+
+class TrioSecureStream:
+    """A trio.SocketStream with TLS on it."""
+
+    def __init__(self, stream: trio.SocketStream, secure: trio.SSLStream[trio.SocketStream]) -> None:
+        self._stream, self._secure = stream, secure
 
     async def receive(self, seconds: float) -> bytes | None:
         with trio.move_on_after(seconds):
             try:
-                return bytes(await self._bytes.receive_some(RECEIVE_SIZE))
+                return bytes(await self._secure.receive_some(RECEIVE_SIZE))
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 raise ConnectionError(str(error)) from error
         return None
@@ -52,7 +121,7 @@ class TrioStream:
     async def send(self, data: Frames, seconds: float) -> bool:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + seconds):
             try:
-                await self._bytes.send_all(data)
+                await self._secure.send_all(data)
                 return True
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 pass
@@ -104,7 +173,7 @@ class TrioLoop:
     async def give_way(self) -> None:
         await trio.lowlevel.cancel_shielded_checkpoint()
 
-    async def connect(self, address: BrokerAddress, context: ssl.SSLContext | None) -> TrioStream:
+    async def connect(self, address: BrokerAddress, context: ssl.SSLContext | None) -> TrioStream | TrioSecureStream:
         stream = await trio.open_tcp_stream(address.host, address.port)
         if context is None:
             return TrioStream(stream)
@@ -114,4 +183,4 @@ class TrioLoop:
         except trio.BrokenResourceError as error:
             stream.socket.close()
             raise (error.__cause__ if isinstance(error.__cause__, OSError) else EOFError()) from None
-        return TrioStream(stream, secure)
+        return TrioSecureStream(stream, secure)
