@@ -21,6 +21,7 @@ from qb.core.rights.principals import Principal
 from qb.core.transactions.transaction_manager import TransactionManager
 from qb.core.wire.argument_errors import in_words, why_no_json
 from qb.core.wire.errors import BadRequest
+from qb.core.wire.whole_numbers import from_text
 from qb.storage.engine import Topic
 from qb.storage.stages.transaction_records import NamedStage
 
@@ -464,6 +465,6 @@ def arguments_from_text(kind: type[A], properties: Mapping[str, str]) -> A:
     """
     wanted = {name: value for name, value in properties.items() if name in kind.__struct_fields__}
     try:
-        return msgspec.convert(wanted, type=kind, strict=False)
+        return from_text(kind, wanted)
     except msgspec.ValidationError as error:
         raise BadRequest(in_words(str(error))) from None

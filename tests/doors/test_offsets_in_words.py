@@ -10,6 +10,7 @@ from qb.core.wire.frames import MessageType
 from tests.support.http_peers import READS_EVENTS
 
 STRANGE = ["²", "--5", "-", "٣", "9" * 5_000, "-" + "9" * 5_000, "@²", "@--5", "@" + "9" * 5_000, "5_0", ""]
+STRANGE += ["1e3", "5.0"]  # whole numbers to those who read numbers generously
 
 
 @pytest.mark.parametrize("offset", STRANGE)

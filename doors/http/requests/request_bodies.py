@@ -11,6 +11,7 @@ import msgspec
 import trio
 
 from qb.core.wire.argument_errors import in_words, why_no_json
+from qb.core.wire.whole_numbers import from_text
 from qb.doors.http.requests.body_room import BodyRoom
 from qb.doors.http.requests.http_errors import HttpError, bad_request
 from qb.doors.http.requests.http_peer import HttpPeer
@@ -27,6 +28,7 @@ UNCOUNTED = 2 * MOST_STRINGS  # bytes of JSON that cannot hold more of them
 
 Receive = Callable[[], Awaitable[tuple[bytes, bool]]]  # returns a part, and whether there may be more; raises PeerGone
 T = TypeVar("T")
+Query = TypeVar("Query", bound=msgspec.Struct)
 
 
 class PeerGone(Exception):
@@ -139,11 +141,11 @@ def decode_all(
     return [decode(text, decoder, where(index)) for index, text in enumerate(texts, first)]
 
 
-def parse_query(query: bytes, kind: type[T]) -> T:
+def parse_query(query: bytes, kind: type[Query]) -> Query:
     """Return the query as what it has to be. Raises HttpError; of a repeated name the last counts."""
     text = query.decode("ascii", "replace")
     try:
         pairs = parse_qsl(text, keep_blank_values=True, errors="replace", max_num_fields=100)
-        return msgspec.convert(dict(pairs), kind, strict=False)
+        return from_text(kind, dict(pairs))
     except (msgspec.ValidationError, ValueError) as error:
         raise bad_request(f"query: {in_words(str(error))[: SHOWN * 2]}") from None
