@@ -255,7 +255,7 @@ class OpenFiles:
     def lost(self) -> list[str]:
         """Return the paths of files that were moved, removed or replaced while they are open. Blocks.
 
-        Whoever does that on purpose forgets them first.
+        The code of the broker forgets a file before it moves or removes it.
         """
         with self._lock:
             paths = list(self._open)

@@ -211,6 +211,10 @@ class TooManyConnections(RequestRefused):
     """The broker has as many peers as it allows."""
 
 
+class Recovering(RequestRefused):
+    """The broker is starting: connect again."""
+
+
 class ShuttingDown(RequestRefused):
     """The broker is about to exit."""
 

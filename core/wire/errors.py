@@ -42,6 +42,7 @@ class Code(StrEnum):
     LOG_POISONED = "LOG_POISONED"
     LOG_DAMAGED = "LOG_DAMAGED"
     TOO_MANY_CONNECTIONS = "TOO_MANY_CONNECTIONS"
+    RECOVERING = "RECOVERING"
     SHUTTING_DOWN = "SHUTTING_DOWN"
     NOT_OWNER = "NOT_OWNER"
     JOURNAL_LOST = "JOURNAL_LOST"
@@ -223,6 +224,10 @@ class TooManyConnections(BrokerError):
     """The broker has as many peers as it allows."""
 
 
+class Recovering(BrokerError):
+    """The broker is starting."""
+
+
 class ShuttingDown(BrokerError):
     """The broker is about to exit."""
 
@@ -302,6 +307,7 @@ REPLIES: dict[type[BrokerError], Reply] = {
     LogPoisoned: Reply(Code.LOG_POISONED, True, 503),
     LogDamaged: Reply(Code.LOG_DAMAGED, True, 503),
     TooManyConnections: Reply(Code.TOO_MANY_CONNECTIONS, False, 503),
+    Recovering: Reply(Code.RECOVERING, False, 503),
     ShuttingDown: Reply(Code.SHUTTING_DOWN, False, 503),
     NotOwner: Reply(Code.NOT_OWNER, True, 503),
     JournalLost: Reply(Code.JOURNAL_LOST, True, 503),

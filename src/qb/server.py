@@ -23,7 +23,14 @@ from qb.core.rights.users_file import BadWord, UsersFileError, read_users
 from qb.core.settings import SecuritySettings, Settings, SettingsError, describe_flags, load, render
 from qb.core.wire.version import __version__
 from qb.doors.exposure import exposed, refusal_of_cluster_port, refusal_of_users_file, refusal_to_listen
-from qb.doors.http.recovery_answers import answer_recovering
+from qb.doors.http.starting_answers import (
+    SHORT,
+    StartingAnswers,
+    StartingDoor,
+    answer_to_frames,
+    answer_to_http,
+    answer_to_lines,
+)
 from qb.doors.json_lines.json_door import JsonDoor
 from qb.doors.listening import BinaryDoor, Door, ListeningDoor, Peers, listen
 from qb.doors.tls_transport import ServerTls
@@ -59,14 +66,16 @@ async def serve(
     ownership: Ownership | None = None,
     relays: Relays | None = None,
     log_ins: LogIns | None = None,
+    starting: StartingAnswers | None = None,
 ) -> None:
     """Start every long-lived task of the server; returns when `stop` is set and everything received is finished.
 
+    `starting` answers peers until the doors open.
     `ownership`, `relays` and `log_ins`: of a broker of a cluster. Raises CannotOpen if the first users cannot be read.
     """
     broker = MessageBroker(engine, settings, ownership, log_ins)
     with broker.metrics.event_loop.watching():
-        await _serve(broker, listening, stop, started, tls, relays)
+        await _serve(broker, listening, stop, started, tls, relays, starting)
 
 
 class Relays(Protocol):
@@ -86,6 +95,7 @@ async def _serve(
     started: Callable[[MessageBroker], None],
     tls: ServerTls | None,
     relays: Relays | None,
+    starting: StartingAnswers | None,
 ) -> None:
     engine, settings = broker.engine, broker.settings
     peers = Peers(broker, tls)
@@ -94,6 +104,8 @@ async def _serve(
         await begin_users(broker)
         await broker.transactions.finish_all()
         await broker.subscriptions.restore()
+        if starting is not None:
+            await starting.end()
         async with trio.open_nursery() as keepers:  # outlive all peers
             keepers.start_soon(broker.run)
             keepers.start_soon(peers.read)
@@ -185,23 +197,24 @@ async def run(settings: Settings) -> None:
         if settings.storage.engine != "local":
             await run_node(settings, listening, signals, hangup_stops, ignored)
             return
-        engine = await open_engine(settings, listening)
-        look_for_garbage_less_often()
-        try:
-            stop = trio.Event()
-            brokers: list[MessageBroker] = []  # the one, once it has started
+        stop, starting = trio.Event(), StartingAnswers(starting_doors(settings, listening))
+        brokers: list[MessageBroker] = []  # the one, once it has started
 
-            def started(broker: MessageBroker) -> None:
-                brokers.append(broker)
-                announce(settings, listening, broker)
+        def started(broker: MessageBroker) -> None:
+            brokers.append(broker)
+            announce(settings, listening, broker)
 
-            reload = partial(reload_all, brokers, tls) if reloads else None
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(partial(stop_on_signal, signals, stop, hangup_stops=hangup_stops, reload=reload))
-                await serve(settings, engine, listening, stop, started=started, tls=tls)
-                nursery.cancel_scope.cancel()
-        finally:
-            engine.close()
+        reload = partial(reload_all, brokers, tls) if reloads else None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(stop_on_signal, signals, stop, hangup_stops=hangup_stops, reload=reload))
+            nursery.start_soon(starting.run)
+            engine = await trio.to_thread.run_sync(LocalEngine.open, settings.storage)
+            try:
+                look_for_garbage_less_often()
+                await serve(settings, engine, listening, stop, started=started, tls=tls, starting=starting)
+            finally:
+                engine.close()
+            nursery.cancel_scope.cancel()
     log.info("stopped")
 
 
@@ -296,15 +309,15 @@ def http_door(broker: MessageBroker) -> Door:
     return HttpDoor(broker)
 
 
-async def open_engine(settings: Settings, listening: Sequence[ListeningDoor]) -> Engine:
-    """Return the opened storage; meanwhile the HTTP door says that the broker is recovering. Raises CannotOpen."""
-    plain = not settings.security.tls_cert  # a peer that speaks TLS waits until the broker can
-    waiting = [listener for each in listening if plain and each.door is http_door for listener in each.listeners]
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(answer_recovering, waiting)
-        engine = await trio.to_thread.run_sync(LocalEngine.open, settings.storage)
-        nursery.cancel_scope.cancel()
-    return engine
+def starting_doors(settings: Settings, listening: Sequence[ListeningDoor]) -> list[StartingDoor]:
+    """Return what each door answers while the broker starts; a peer that speaks TLS waits until the broker can."""
+    if settings.security.tls_cert:
+        return []
+    answers: dict[object, Callable[[bytes], bytes | None]]
+    answers = {BinaryDoor: answer_to_frames, JsonDoor: answer_to_lines, http_door: answer_to_http}
+    return [
+        StartingDoor(each.listeners, answers[each.door], 0.0 if each.door is http_door else SHORT) for each in listening
+    ]
 
 
 def announce(settings: Settings, listening: Sequence[ListeningDoor], broker: MessageBroker) -> None:

@@ -9,18 +9,30 @@ import socket
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from qb import AsyncBrokerClient, BrokerUnavailable
+from qb.core.push.subscription_manager import SubscriptionManager
+from qb.core.settings import load
 from qb.core.wire.errors import LogPoisoned
-from qb.doors.http import recovery_answers
+from qb.doors.http import starting_answers
 from qb.doors.http.http_app import ROWS
-from qb.doors.http.recovery_answers import answer_recovering
 from qb.doors.http.requests import request_bodies as http_bodies
 from qb.doors.http.routes.service_routes import readiness
-from qb.doors.listening import listen
+from qb.doors.http.starting_answers import (
+    StartingAnswers,
+    StartingDoor,
+    answer_to_frames,
+    answer_to_http,
+    answer_to_lines,
+)
+from qb.doors.listening import ListeningDoor, listen
+from qb.server import http_door, serve, starting_doors
+from qb.storage.local_engine import LocalEngine
 from tests.support.brokers import ROOT, free_port, run_server
 from tests.support.peers import Peer
 from tests.support.waiting import wait_until
@@ -358,7 +370,7 @@ def poll(port, answers):
 async def test_the_recovering_door_answers_health_and_refuses_the_rest():
     (listener,) = listen("127.0.0.1", 0)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(answer_recovering, [listener])
+        nursery.start_soon(StartingAnswers([StartingDoor([listener], answer_to_http)]).run)
         port = listener.getsockname()[1]
         assert await trio.to_thread.run_sync(ask, port, "/health") == (200, b'{"status":"healthy"}')
         status, body = await trio.to_thread.run_sync(ask, port, "/ready")
@@ -367,6 +379,88 @@ async def test_the_recovering_door_answers_health_and_refuses_the_rest():
         assert (status, json.loads(body)["code"]) == (503, "RECOVERING")
         nursery.cancel_scope.cancel()
     listener.close()
+
+
+async def test_a_start_that_takes_long_refuses_peers_of_all_doors_with_the_reason():
+    listeners = [listen("127.0.0.1", 0)[0] for _ in range(2)]
+    answers = StartingAnswers(
+        [StartingDoor([listeners[0]], answer_to_frames), StartingDoor([listeners[1]], answer_to_lines)]
+    )
+    frames, lines = [listener.getsockname()[1] for listener in listeners]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(answers.run)
+        with pytest.raises(BrokerUnavailable, match="starting: the broker recovers its data directory") as refused:
+            async with AsyncBrokerClient(port=frames) as client:
+                await client.list_topics()
+        assert refused.value.code == "RECOVERING"
+        stream = await trio.open_tcp_stream("127.0.0.1", lines)
+        await stream.send_all(b'{"type":"listTopics"}\n')
+        received = b""
+        while data := await stream.receive_some():
+            received += data
+        assert json.loads(received)["error"].startswith("starting: ")
+        await stream.aclose()
+        await answers.end()
+    for listener in listeners:
+        listener.close()
+
+
+async def test_peers_wait_for_a_start_that_does_not_take_long():
+    (listener,) = listen("127.0.0.1", 0)
+    answers = StartingAnswers([StartingDoor([listener], answer_to_frames, silent_for=60)])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(answers.run)
+        stream = await trio.open_tcp_stream("127.0.0.1", listener.getsockname()[1])
+        await answers.end()
+        await trio.lowlevel.wait_readable(listener)
+        listener.accept()[0].close()
+        await stream.aclose()
+    listener.close()
+
+
+async def test_who_was_accepted_before_the_doors_open_is_answered():
+    (listener,) = listen("127.0.0.1", 0)
+    answers = StartingAnswers([StartingDoor([listener], answer_to_http)])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(answers.run)
+        stream = await trio.open_tcp_stream("127.0.0.1", listener.getsockname()[1])
+        await stream.send_all(b"GET /health")
+        await wait_all_tasks_blocked()
+        await answers.end()
+        await stream.send_all(b" HTTP/1.1\r\n\r\n")
+        assert b"healthy" in await stream.receive_some()
+        await stream.aclose()
+    listener.close()
+
+
+async def test_the_broker_lives_and_is_not_ready_while_subscriptions_are_taken_up(tmp_path, monkeypatch):
+    reached, go, real = trio.Event(), trio.Event(), SubscriptionManager.restore
+
+    async def restore(subscriptions):
+        reached.set()
+        await go.wait()
+        await real(subscriptions)
+
+    monkeypatch.setattr(SubscriptionManager, "restore", restore)
+    settings = load(["--data-dir", str(tmp_path / "data")], {}).settings
+    listening = [ListeningDoor("HTTP", http_door, listen("127.0.0.1", 0))]
+    port = listening[0].listeners[0].getsockname()[1]
+    engine, stop, started = LocalEngine.open(settings.storage), trio.Event(), trio.Event()
+    starting = StartingAnswers(starting_doors(settings, listening))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(starting.run)
+        nursery.start_soon(
+            partial(serve, settings, engine, listening, stop, started=lambda _: started.set(), starting=starting)
+        )
+        await reached.wait()
+        assert await trio.to_thread.run_sync(ask, port, "/health") == (200, b'{"status":"healthy"}')
+        status, body = await trio.to_thread.run_sync(ask, port, "/ready")
+        assert (status, json.loads(body)["reason"][:9]) == (503, "starting:")
+        go.set()
+        await started.wait()
+        assert await trio.to_thread.run_sync(ask, port, "/ready") == (200, b'{"status":"ready"}')
+        stop.set()
+    engine.close()
 
 
 def read_until(peer, wanted):
@@ -381,10 +475,10 @@ def read_until(peer, wanted):
 
 
 async def test_the_recovering_door_serves_a_bounded_number_of_connections(monkeypatch):
-    monkeypatch.setattr(recovery_answers, "MOST", 3)
+    monkeypatch.setattr(starting_answers, "MOST", 3)
     (listener,) = listen("127.0.0.1", 0)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(answer_recovering, [listener])
+        nursery.start_soon(StartingAnswers([StartingDoor([listener], answer_to_http)]).run)
         port = listener.getsockname()[1]
         waiting = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(3)]
         closed = await trio.open_tcp_stream("127.0.0.1", port)
