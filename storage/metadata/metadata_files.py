@@ -45,6 +45,7 @@ class MetadataContents(NamedTuple):
     damages: list[LogDamaged]  # where in the log records were read from the copy instead
     copied: int  # so many bytes of the copy are those of the log
     copy_size: int | None  # None: there is no copy
+    was_stopped: bool = False  # has a clean stop left both files whole?
 
     @property
     def log_end(self) -> LogEnd:
@@ -56,9 +57,10 @@ class MetadataContents(NamedTuple):
         path, more = copy_of(self.path), "nothing is lost, and the next start writes it anew"
         if self.copy_size is None:
             return f"{path} is missing: {more}"
-        return (
-            f"{path} differs from the log from byte {self.copied} on: {more}" if self.copy_size > self.copied else None
-        )
+        least = self.size if self.was_stopped else self.snapshot_size
+        if self.copied < least or self.copy_size > self.copied:
+            return f"{path} differs from the log from byte {self.copied} on: {more}"
+        return None
 
 
 def log_path(directory: Path, number: int) -> Path:

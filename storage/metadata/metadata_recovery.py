@@ -91,9 +91,9 @@ def checked(contents: MetadataContents, proof: Mapping[str, LogEnd]) -> Metadata
         what = f"the records end here, but not as at the last clean stop, at byte {proved.size}, as {NAME} proves"
         raise LogDamaged(str(path), contents.size, what)
     if contents.damages or not contents.torn_bytes:
-        return contents._replace(torn_bytes=0)
+        return contents._replace(torn_bytes=0, was_stopped=True)
     behind = LogDamaged(str(path), contents.size, f"{contents.torn_bytes} bytes stand behind the last record")
-    return contents._replace(damages=[behind], torn_bytes=0)
+    return contents._replace(damages=[behind], torn_bytes=0, was_stopped=True)
 
 
 def proof_key(path: Path) -> str:

@@ -121,6 +121,10 @@ def test_the_same_byte_damaged_in_both_refuses_the_start_and_changes_nothing(dat
         put_back(data_dir, whole)
 
 
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
 def remove_directory(path: Path) -> None:
     shutil.rmtree(path.parent)
 
@@ -191,7 +195,7 @@ def test_an_older_state_of_both_files_is_found_after_a_kill(tmp_path: Path) -> N
 
 def test_a_damaged_or_missing_copy_is_written_anew_and_noted(data_dir: Path) -> None:
     path, state = metadata_log(data_dir), state_of(data_dir)
-    for damage in (Path.unlink, remove_directory, lambda copy: flip(copy, 50)):
+    for damage in (Path.unlink, remove_directory, empty, lambda copy: flip(copy, 50)):
         damage(copy_of(path))
         assert verify(data_dir).findings == []
         assert [note.file for note in verify(data_dir).notes] == [str(copy_of(path))]
@@ -200,6 +204,19 @@ def test_a_damaged_or_missing_copy_is_written_anew_and_noted(data_dir: Path) -> 
         assert str(copy_of(path)) in note
         size = read_log(path).size
         assert copy_of(path).read_bytes() == path.read_bytes()[:size]
+
+
+async def test_a_copy_that_lost_its_end_is_noted_after_a_clean_stop(tmp_path: Path) -> None:
+    async with opened(tmp_path) as engine:
+        for number in range(3):
+            await engine.metadata.put("key", number)
+    copy = copy_of(metadata_log(tmp_path / "data"))
+    os.truncate(copy, copy.stat().st_size - 1)
+    (note,) = verify(tmp_path / "data").notes
+    assert note.file == str(copy)
+    (said,) = recovered(tmp_path / "data")[1]
+    assert str(copy) in said
+    assert verify(tmp_path / "data").notes == []
 
 
 def test_records_that_are_damaged_in_both_files_are_refused_and_left_as_they_are(data_dir: Path) -> None:
