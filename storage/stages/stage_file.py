@@ -144,7 +144,11 @@ class StageFile:
         head = encode_frame(MessageType.STAGE, 0, now_ms, properties)
         record = head + seal((head,), 0, 0, now_ms)
         with self._files.use(self.path, create=True) as fd:
-            write_durably(fd, (record,), 0)
+            try:
+                write_durably(fd, (record,), 0)
+            except OSError as error:
+                error.filename = self.path
+                raise
         sync_directory(Path(self.path).parent)
         return len(record)
 

@@ -137,3 +137,5 @@ async def test_a_refusal_for_want_of_room_names_the_file(tmp_path: Path, monkeyp
                 await store(engine.log("t", 0), b"refused")
             with pytest.raises(DiskFull, match=r"No space left on device: '/.*/topics/\.creating-.*/0/0{20}\.log'"):
                 await engine.create_topic(Topic(topic="new"))
+            with pytest.raises(DiskFull, match=r"No space left on device: '/.*/staged/[0-9a-f]+\.log'"):
+                await engine.begin_stage("transaction", None)
