@@ -110,13 +110,18 @@ def _after_repair(whole: Original, path: Path) -> tuple[Outcome, str] | None:
     before, after = _kept(whole.state.answers), _kept(seen.answers)
     changed = _differences(before, after)
     named = {key.split("/")[1] for keys in found[0].doubtful.values() for key in keys}
-    silent = [about for about, value in changed.items() if value and about.split("/")[1] not in named]
+    silent = [about for about, value in changed.items() if value and _subject(about) not in named]
     for about, messages in before.items():  # a subscription that goes back may dead-letter some again
         if about.endswith("/messages") and after.get(about, [])[: len(messages)] != messages:
             silent.append(about)
     if findings or silent:
         return Outcome.SPREAD, f"after a repair {silent} has changed, {findings}: {changed}; {found[0]}"
     return None
+
+
+def _subject(about: str) -> str:
+    """Return what must be named in doubt for this to change: for dead letters, their subscription."""
+    return about.split("/")[1].removesuffix(".dead-letters")
 
 
 def _kept(answers: dict[str, Any]) -> dict[str, Any]:
