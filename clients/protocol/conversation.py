@@ -58,6 +58,7 @@ LONG_FRAME = 128 * 1024  # one that is longer gets a buffer of its own, which is
 
 
 ACK, COMPRESSED = int(MessageType.ACK), int(MessageType.COMPRESSED)
+_ACK_TYPE = ACK.to_bytes(LENGTH_AND_TYPE.size - LENGTH.size)
 _STORED = re.compile(
     rb"status=success\0topic=[A-Za-z0-9._-]+\0partition=(\d{1,20})\0offset=(\d{1,20})\0"
     rb"durability=([a-z]+)\0count=(\d{1,20})\0(duplicate=true\0)?(unverified=true\0)?"
@@ -271,6 +272,20 @@ class Conversation:
             del self._buffer[: self._position]
             self._position = 0
         self._buffer += data
+
+    def take_acks(self, data: bytes) -> tuple[list[UnackedBatch], bytes]:
+        """Read the acks of publishes at the front of what has come, unless something before it is unread.
+
+        Returns the batches that have all their answers now, and the bytes that are left for receive().
+        """
+        if self.unread or data[LENGTH.size : LENGTH_AND_TYPE.size] != _ACK_TYPE:
+            return [], data
+        self.receive(data)
+        settled: list[UnackedBatch] = []
+        while (stored := self._next_stored()) is not None:
+            settled += self._window.answer(stored)
+        left, self._buffer, self._position = bytes(self._buffer[self._position :]), bytearray(), 0
+        return settled, left
 
     @property
     def unread(self) -> int:

@@ -266,6 +266,39 @@ def test_long_frames_are_the_same_events(cuts: list[int], steps: list[int]) -> N
         assert described(read_into_room(steps)) == as_short_ones
 
 
+def stored_ack(number: int, count: int = 1) -> bytes:
+    """Return an ack as our brokers write it."""
+    about = {"status": "success", "topic": "orders", "partition": "0", "offset": "5", "durability": "fsynced"}
+    return encode_frame(MessageType.ACK, number, 99, about | {"count": str(count)})
+
+
+@given(st.integers(0, 400))
+def test_acks_that_are_taken_at_once_and_what_is_left_for_later_are_all_that_has_come(cut: int) -> None:
+    conversation = welcomed(Conversation())
+    batches = [conversation.publish(FORM, bodies) for bodies in ([b"a"], [b"b", b"c"], [b"d"])]
+    data = stored_ack(1) + stored_ack(2, 2) + refused(4, Code.DISK_FULL)
+    taken = list[UnackedBatch]()
+    found = list[Event]()
+    for piece in (data[:cut], data[cut:]):
+        complete, left = conversation.take_acks(piece)
+        taken += complete
+        found += events(conversation, left)
+    later = [batch for event in found if isinstance(event, PublishesSettled) for batch in event.batches]
+    assert taken + later == batches
+    assert conversation.unread == 0
+
+
+def test_acks_behind_something_that_is_unread_wait_for_their_turn() -> None:
+    conversation = welcomed(Conversation())
+    conversation.publish(FORM, [b"a"])
+    pushed = encode_frame(MessageType.DELIVER, properties={"subscription_id": "s"})
+    assert conversation.take_acks(pushed) == ([], pushed)
+    conversation.receive(pushed[:9])
+    assert conversation.take_acks(pushed[9:] + stored_ack(1)) == ([], pushed[9:] + stored_ack(1))
+    first, second = events(conversation, pushed[9:] + stored_ack(1))
+    assert (type(first), type(second)) == (PushedFrame, PublishesSettled)
+
+
 def test_only_the_body_of_a_long_answer_is_lent() -> None:
     replies = [
         encode_frame(kind, FIRST_REQUEST + 5, body=b'{"a":1}') for kind in (MessageType.ACK, MessageType.DELIVER)

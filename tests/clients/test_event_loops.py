@@ -26,6 +26,7 @@ from qb import (
     UnknownTopic,
     UsedAfterFork,
 )
+from qb.clients.aio.event_loops.on_asyncio import AsyncioStream
 from tests.support.brokers import ROOT, BrokerProcess
 from tests.support.event_loops import NATIVE, RUNNERS, UVLOOP, Main
 from tests.support.forks import Child
@@ -120,6 +121,35 @@ def test_tasks_that_publish_at_a_time_share_a_write(run: Run, scripted: Scripted
 
     run(main)
     assert sorted(scripted.bodies) == sorted([b"first", *numbered(32), *numbered(32)])
+
+
+def test_what_a_stream_of_asyncio_gives_away_early_does_not_end_a_receive(run_native: Run) -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        _, stream = await asyncio.get_running_loop().create_connection(lambda: AsyncioStream(ours), sock=ours)
+        taken = list[bytes]()
+        arrived = asyncio.Event()
+
+        def early(data: bytes) -> bytes:
+            taken.append(data)
+            arrived.set()
+            return b"rest" if data == b"two" else b""
+
+        stream.early = early
+        receiving = asyncio.create_task(stream.receive(30))
+        theirs.sendall(b"one")
+        await arrived.wait()
+        await asyncio.sleep(0)
+        assert not receiving.done()
+        theirs.sendall(b"two")
+        assert (await receiving, taken) == (b"rest", [b"one", b"two"])
+        assert await stream.receive(0) is None
+        theirs.close()
+        assert await stream.receive(30) == b""
+        stream.close()
+
+    run_native(main)
 
 
 def test_a_body_larger_than_all_buffers_arrives_whole(run: Run) -> None:

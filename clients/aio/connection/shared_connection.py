@@ -96,6 +96,7 @@ class AsyncSharedConnection:
     async def resume(self, stream: Stream) -> None:
         """Open the link to callers, once everything unanswered is on its way again."""
         await self.sending.acquire()
+        stream.early = self._take_acks
         self.advance(PhaseEvent.WELCOMED)
         unanswered = [*self.conversation.unanswered(), *self.listener.welcomed()]
         self.background.start("qb sends again", self._write_again, stream, unanswered)  # this one reads the answers
@@ -183,6 +184,14 @@ class AsyncSharedConnection:
             raise EOFError
         self.conversation.receive(data)
         return True
+
+    def _take_acks(self, data: bytes) -> bytes:
+        """Wake those whose publishes are acked, at once; returns the bytes that are left for the link's task."""
+        settled, left = self.conversation.take_acks(data)
+        if settled:
+            release(settled)
+            self.changed.notify_all()  # there may be room now
+        return left
 
     async def handle_events(self, stream: Stream) -> None:
         """Handle what was received. Raises what ends the connection."""

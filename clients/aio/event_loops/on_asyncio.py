@@ -64,6 +64,8 @@ class AsyncioStream(asyncio.BufferedProtocol):
         self._blocked = False  # more is held by the transport than it should be given
         self._error: Exception | None = None
         self._ended = False
+        self.early: Callable[[bytes], bytes] | None = None
+        self._heard_at = 0.0  # when `early` has taken all that came
         self._reader: AsyncioWaiter | None = None
         self._writers: list[AsyncioWaiter] = []
 
@@ -76,8 +78,12 @@ class AsyncioStream(asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._received.append(bytes(self._buffer[:nbytes]))
-        self._unread += nbytes
+        data = bytes(self._buffer[:nbytes])
+        if self.early is not None and not self._received and not (data := self.early(data)):
+            self._heard_at = time.monotonic()
+            return
+        self._received.append(data)
+        self._unread += len(data)
         if self._unread > MOST_UNREAD and not self._full:
             self._full = True
             self._transport.pause_reading()
@@ -111,11 +117,14 @@ class AsyncioStream(asyncio.BufferedProtocol):
     # What the client does
 
     async def receive(self, seconds: float) -> bytes | None:
-        if not self._received and not self._ended:
+        left = seconds
+        while not self._received and not self._ended:
             self._reader = AsyncioWaiter()
             try:
-                if not await self._reader.wait(seconds):
-                    return None
+                if not await self._reader.wait(left):
+                    left = self._heard_at + seconds - time.monotonic()
+                    if left <= 0:
+                        return None
             finally:
                 self._reader = None
         return self._take()

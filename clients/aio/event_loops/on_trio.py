@@ -52,6 +52,8 @@ class TrioWaiter:
 class TrioStream:
     """A socket of ours. One of trio's own would give way at every send: tasks would wait for each other's."""
 
+    early: Callable[[bytes], bytes] | None = None  # not used: trio has no callbacks
+
     def __init__(self, stream: trio.SocketStream) -> None:
         self._socket = socket.socket(fileno=stream.socket.detach())
         self._socket.setblocking(False)
@@ -106,6 +108,8 @@ class TrioStream:
 
 class TrioSecureStream:
     """A trio.SocketStream with TLS on it."""
+
+    early: Callable[[bytes], bytes] | None = None  # not used, as above
 
     def __init__(self, stream: trio.SocketStream, secure: trio.SSLStream[trio.SocketStream]) -> None:
         self._stream, self._secure = stream, secure

@@ -25,7 +25,13 @@ class Waiter(Protocol):
 
 
 class Stream(Protocol):
-    """A TCP connection."""
+    """A TCP connection.
+
+    Where bytes come in a callback of the event loop, it may give them to `early` first, which returns those that are
+    left for receive(): what takes no task is spared a turn of the event loop.
+    """
+
+    early: Callable[[bytes], bytes] | None
 
     async def receive(self, seconds: float) -> bytes | None:
         """Return what has come, b"" at the end, None if nothing comes for so many seconds. Raises OSError."""
