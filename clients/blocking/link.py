@@ -1,8 +1,9 @@
 """A connection to the broker that one thread keeps up, for any number of calling threads.
 
 Callers write to the socket themselves; the link's thread reads it, wakes callers, and connects again when the
-connection is lost. A caller that waits for one answer reads for itself (`wait`), which spares a change of threads; when
-it may is a table in qb.clients.blocking.connection.reading_duty.
+connection is lost. A caller that waits for one answer reads for itself (`wait`), which spares a change of threads, and
+so does the one thread of the handlers (`read_until`); when they may is a table in
+qb.clients.blocking.connection.reading_duty.
 
 A link belongs to the process that made it. A child of fork() closes its descriptor, which leaves the connection to the
 parent, and never uses the link again.
@@ -11,15 +12,16 @@ parent, and never uses the link again.
 from __future__ import annotations
 
 import socket
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from math import inf
 from time import monotonic
 from typing import TypeVar
 
 from qb.clients.blocking.background import Background
 from qb.clients.blocking.connection.link_thread import ENDS, RECEIVE_WITHIN, LinkThread
-from qb.clients.blocking.connection.reading_duty import ALONE
+from qb.clients.blocking.connection.reading_duty import ALONE, Duty, DutyEvent
 from qb.clients.blocking.connection.shared_connection import PendingCall, SharedConnection, release
 from qb.clients.blocking.connection.socket_calls import hang_up, is_readable, write
 from qb.clients.blocking.waiting import Answers
@@ -52,7 +54,6 @@ class Link:
     ) -> None:
         self._connection = SharedConnection(servers, conversation, background)
         self._conversation, self._heartbeat_interval = conversation, heartbeat_interval
-        self._waiting: deque[None] = deque()  # one for each caller that waits for an answer: it needs no lock
         self._thread: LinkThread | None = None  # from open() to close()
         self._before: LinkThread | None = None  # the one that close() has ended
         self._inherited = False
@@ -272,21 +273,39 @@ class Link:
 
     def wait(self, waiter: Answers, deadline: float) -> bool:
         """Return True when the waiter is released, False at the deadline."""
-        self._waiting.append(None)
+        waiting = self._connection.waiting
+        waiting.append(None)
         try:
-            return self._read_for(waiter, deadline) or waiter.acquire(timeout=max(deadline - monotonic(), 0))
+            released = partial(waiter.acquire, False)
+            return self._read(released, deadline) or waiter.acquire(timeout=max(deadline - monotonic(), 0))
         finally:
-            self._waiting.pop()
+            waiting.pop()
             self._connection.caller_read()
 
-    def _read_for(self, waiter: Answers, deadline: float) -> bool:
-        """Read the socket, if no other thread does, until the waiter is released: then True."""
+    def given(self, *, alone: bool) -> None:
+        """What was pushed goes to a handlers' thread; is it `alone`, so that it will call read_until() when idle?"""
+        self._connection.given(alone=alone)
+
+    def read_until(self, has_work: Callable[[], bool]) -> None:
+        """Read what is pushed, in the one thread that handles it, until there is work for that or another one reads."""
+        connection = self._connection
+        if connection.duty.state is Duty.HANDLERS:
+            connection.waiting.append(None)
+            try:
+                self._read(has_work, inf)
+            finally:
+                connection.waiting.pop()
+        if not has_work() and connection.duty.changes_at(DutyEvent.HANDLER_WAITS):
+            connection.need_thread(DutyEvent.HANDLER_WAITS)
+
+    def _read(self, is_done: Callable[[], bool], deadline: float) -> bool:
+        """Read the socket, if no other thread does, until it is done: then True."""
         connection = self._connection
         if connection.duty.state in ALONE or not connection.reading.acquire(blocking=False):
             return False
         sock = connection.socket
         try:
-            while not waiter.acquire(blocking=False):
+            while not is_done():
                 if sock is None or connection.phase is not Phase.UP or not self._comes(sock, deadline):
                     return False
                 connection.handle_events(sock)
@@ -296,7 +315,7 @@ class Link:
             return False
         finally:
             connection.reading.release()
-            if len(self._waiting) > 1:
+            if len(connection.waiting) > 1:
                 connection.need_thread()
 
     def _comes(self, sock: socket.socket, deadline: float) -> bool:

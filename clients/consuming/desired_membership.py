@@ -85,6 +85,7 @@ class DesiredMembership:
         self._asked: int | None = None  # the number of a SUBSCRIBE on its way
         self._retry_at = 0.0
         self._backoff = ReconnectBackoff()
+        self._came = self._goes_on = False  # have messages come since the last tick, or in the time before it?
 
     @property
     def over(self) -> bool:
@@ -127,6 +128,7 @@ class DesiredMembership:
             return 0
         delivery = DeliveredFrames(frame, self._settler)
         self.inbox.deliver(delivery)
+        self._came = True
         return delivery.count
 
     def check_manual(self) -> None:
@@ -183,14 +185,20 @@ class DesiredMembership:
 
     def tick(self, now: float) -> bool:
         """Look what is due; returns whether there is something to send."""
+        self._came, self._goes_on = False, self._came
         if self.inbox is not None:
             return self.inbox.tick(now)
         return self._retries and now >= self._retry_at
 
     def pause(self, now: float) -> float | None:
-        """Return after how many seconds to tick again, or None if nothing is to be expected."""
+        """Return after how many seconds to tick again, or None if nothing is to be expected.
+
+        While messages come one after another it is not None, even if each is handled at once: to be called again for
+        each of them would take longer than the handling.
+        """
         if self.inbox is not None:
-            return min(TICK, self.inbox.terms.ack_deadline / 6) if self.inbox.held else None
+            is_busy = self.inbox.held or self._goes_on
+            return min(TICK, self.inbox.terms.ack_deadline / 6) if is_busy else None
         return max(self._retry_at - now, TICK) if self._retries else None
 
     @property

@@ -7,16 +7,19 @@ but for Portion.done: one worker counts it up, any thread may read it.
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterable, Iterator
+from math import inf
 from typing import Any, NamedTuple
+
+import msgspec
 
 from qb.clients.consuming.key_sequencer import KeySequencer
 from qb.clients.protocol.message import DeliveredFrames, Message
 from qb.core.wire.offset_runs import runs_of
 
 FLUSH = 2500  # unsent acks that are always worth a frame; also the most that a worker takes at once
+SOON = 0.0002  # seconds, about what a SETTLE costs both sides: what is handled within them shares the SETTLE
 MAX_REASON = 500  # the broker keeps no more of a reason
 MAX_ENTRIES = 600  # runs and messages that one SETTLE names: with the longest reasons, less than the broker takes
 
@@ -62,6 +65,7 @@ class Inbox:
         self._key_order = KeySequencer(manner.manual or manner.concurrency > 1) if terms.keyed else None
         self._deliveries: deque[DeliveredFrames] = deque()
         self._running = 0  # portions whose handlers have not returned
+        self._each = inf  # how many seconds the handler took for a message lately, if its return acks
         self._suspect: MessageBatch | None = None  # the one of these that may kill the process: it runs alone
         self._sent_away = 0  # workers that got nothing because of that
         self._in_hand: dict[tuple[int, int], MessageBatch] = {}  # by its first message; by each, if settled by hand
@@ -159,10 +163,11 @@ class Inbox:
 
     # What became of them
 
-    def returned(self, portion: MessageBatch) -> None:
-        """The handler has returned for all that is `done`; the rest of the portion is given up."""
+    def returned(self, portion: MessageBatch, seconds: float = inf) -> None:
+        """The handler has returned for all that is `done`, after so long; the rest of the portion is given up."""
         self._finished(portion)
         if not self._manner.manual:
+            self._each = seconds / len(portion.messages)
             self._report_done(portion)
             self._put_down(portion)
 
@@ -290,8 +295,11 @@ class Inbox:
 
     @property
     def full(self) -> bool:
-        """Should what is unsent go out now, so that the broker can send more?"""
-        return self.unsent >= self._enough
+        """Should what is unsent go out now, so that the broker can send more?
+
+        Not while the rest of what was delivered is handled sooner than a SETTLE would take.
+        """
+        return self.unsent >= self._enough and not (self.held and self.held * self._each < SOON)
 
     def tick(self, now: float) -> bool:
         """Called every now and then: look what is done, renew leases; returns whether there is something to send."""
@@ -369,7 +377,7 @@ def _bodies(parts: dict[str, Any]) -> Iterator[bytes]:
                 parts[name] = rest
                 break
             del parts[name]
-        yield json.dumps(body, separators=(",", ":")).encode()
+        yield msgspec.json.encode(body)
 
 
 def _sendable(reason: str) -> str:

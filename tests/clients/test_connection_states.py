@@ -19,15 +19,19 @@ greeting:      -            -           up   backing_off   -
 up:            -            -           -    backing_off   -
 backing_off:   connecting   -           -    -             down
 """
-# For each duty what TURN, ELAPSED, CALLER_READ, NEED, BULK_BEGAN, BULK_ENDED, PUSHED, LOST make of it.
+# For each duty what TURN, ELAPSED, CALLER_READ, NEED, BULK_BEGAN, BULK_ENDED, PUSHED, GIVEN, SPREAD, HANDLER_WAITS and
+# LOST make of it.
 DUTY_TABLE = """
-reads:       reads    reads      may_leave  needed     bulk    reads      pushes  reads
-needed:      reads    needed     needed     needed     bulk    needed     pushes  reads
-may_leave:   aside    may_leave  may_leave  needed     bulk    may_leave  pushes  reads
-aside:       aside    reads      in_use     reads      bulk    aside      pushes  reads
-in_use:      in_use   aside      in_use     may_leave  bulk    in_use     pushes  reads
-bulk:        bulk     bulk       bulk       bulk       bulk    reads      pushes  reads
-pushes:      pushes   pushes     pushes     pushes     pushes  pushes     pushes  reads
+reads:     reads    reads     may_leave needed    bulk   reads     pushes   reads     reads     reads     reads
+needed:    reads    needed    needed    needed    bulk   needed    pushes   needed    needed    needed    reads
+may_leave: aside    may_leave may_leave needed    bulk   may_leave pushes   may_leave may_leave may_leave reads
+aside:     aside    reads     in_use    reads     bulk   aside     pushes   aside     aside     aside     reads
+in_use:    in_use   aside     in_use    may_leave bulk   in_use    pushes   in_use    in_use    in_use    reads
+bulk:      bulk     bulk      bulk      bulk      bulk   reads     pushes   bulk      bulk      bulk      reads
+pushes:    pushes   pushes    pushes    pushes    pushes pushes    pushes   given     spread    pushes    reads
+given:     handlers given     given     pushes    pushes given     given    given     spread    pushes    reads
+handlers:  handlers pushes    handlers  pushes    pushes handlers  handlers handlers  spread    pushes    reads
+spread:    spread   spread    spread    spread    spread spread    spread   spread    spread    spread    reads
 """
 
 
@@ -105,6 +109,31 @@ def test_callers_do_not_read_while_one_waits_for_many_answers_on_whatever_connec
     assert duty.state is Duty.READS
     duty.lost()
     assert duty.state is Duty.READS
+
+
+def test_the_thread_leaves_the_socket_to_the_handlers_until_their_thread_waits_without_reading() -> None:
+    given_one = (DutyEvent.PUSHED, DutyEvent.GIVEN)
+    assert after(*given_one) in ALONE
+    assert after(*given_one, DutyEvent.TURN) is Duty.HANDLERS
+    assert after(*given_one, DutyEvent.HANDLER_WAITS, DutyEvent.TURN) is Duty.PUSHES
+    for event in (DutyEvent.HANDLER_WAITS, DutyEvent.NEED, DutyEvent.ELAPSED, DutyEvent.BULK_BEGAN):
+        assert after(*given_one, DutyEvent.TURN, event) is Duty.PUSHES
+
+
+def test_the_thread_reads_alone_while_several_handle_what_is_pushed_or_a_caller_waits_for_many_answers() -> None:
+    assert after(DutyEvent.PUSHED, DutyEvent.SPREAD, DutyEvent.GIVEN, DutyEvent.TURN) in ALONE
+    duty = ReadingDuty()
+    duty.begin_bulk()
+    duty.on(DutyEvent.PUSHED)
+    duty.given(alone=True)
+    duty.on(DutyEvent.TURN)
+    assert duty.state in ALONE
+    duty.end_bulk()
+    duty.given(alone=True)
+    duty.on(DutyEvent.TURN)
+    assert duty.state is Duty.HANDLERS
+    duty.given(alone=False)
+    assert duty.state is Duty.SPREAD
 
 
 @given(st.lists(st.sampled_from(DutyEvent)))

@@ -23,6 +23,7 @@ from qb import (
     UnknownSubscription,
     UnknownTopic,
 )
+from qb.clients.blocking.connection.reading_duty import Duty
 from tests.support.brokers import ROOT
 from tests.support.collecting import PATIENCE, Collector, lag, numbered
 from tests.support.peers import die_with
@@ -232,6 +233,55 @@ def test_by_hand_the_next_of_a_key_comes_when_the_one_before_is_settled(client: 
         assert len(collect.seen) == number + 1
         collect.messages[-1].ack()
     wait_until(lambda: lag(client) == 0)
+
+
+def reader_of(client: BrokerClient) -> Duty:
+    return client._link._connection.duty.state
+
+
+def test_the_thread_that_handles_reads_the_next_message_itself(client: BrokerClient) -> None:
+    ready(client, 300, max_in_flight=1)
+    collect, readers = Collector(), set()
+
+    def handle(message: Message) -> None:
+        readers.add(reader_of(client))
+        collect(message)
+
+    with client.subscribe_to_subscription("s", handle):
+        assert collect.wait_for(300) == numbered(0, 300)
+    assert Duty.HANDLERS in readers
+
+
+def test_while_a_handler_runs_calls_are_answered_and_others_get_their_messages(client: BrokerClient) -> None:
+    ready(client, 100, max_in_flight=1)
+    client.create_topic("b")
+    client.create_subscription("others", "b")
+    reached, may_return, collect = threading.Event(), threading.Event(), Collector()
+
+    def handle(message: Message) -> None:
+        if message.offset == 50:  # the thread of the handlers has read messages by then
+            reached.set()
+            assert may_return.wait(PATIENCE)
+
+    with client.subscribe_to_subscription("s", handle):
+        assert reached.wait(PATIENCE)
+        assert client.publish("b", b"0").offset == 0
+        client.publish_many("b", numbered(1, 10))
+        with client.subscribe_to_subscription("others", collect, concurrency=2):
+            assert sorted(collect.wait_for(10)) == numbered(0, 10)
+            assert reader_of(client) is Duty.SPREAD
+            may_return.set()
+            wait_until(lambda: lag(client) == 0)
+
+
+def test_calls_are_answered_while_the_thread_of_the_handlers_waits_for_messages(client: BrokerClient) -> None:
+    ready(client, 100, max_in_flight=1)
+    collect = Collector()
+    with client.subscribe_to_subscription("s", collect):
+        for number in range(100, 120):
+            assert len(collect.wait_for(number)) == number
+            assert client.publish("a", b"%d" % number).offset == number
+        assert len(collect.wait_for(120)) == 120
 
 
 def test_a_handler_may_publish_with_its_own_client(client: BrokerClient) -> None:

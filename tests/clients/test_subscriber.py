@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from math import inf
 from typing import Any
 from weakref import ref
 
@@ -11,7 +12,7 @@ import pytest
 
 from qb.clients.consuming.desired_membership import TICK, DesiredMembership, JoinPlan, plan
 from qb.clients.consuming.handling import handle, reason_of
-from qb.clients.consuming.inbox import FLUSH, MAX_ENTRIES, HandlingOptions, Inbox, JoinTerms
+from qb.clients.consuming.inbox import FLUSH, MAX_ENTRIES, SOON, HandlingOptions, Inbox, JoinTerms
 from qb.clients.protocol.client_errors import SubscriptionBusy, SubscriptionRemoved, UnknownSubscription
 from qb.clients.protocol.conversation import Conversation
 from qb.clients.protocol.message import DeliveredFrames, Message
@@ -85,9 +86,9 @@ class Stay:
             self.inbox.returned(portion)
         return taken
 
-    def finish(self, portion: Any) -> None:
+    def finish(self, portion: Any, seconds: float = inf) -> None:
         portion.done = len(portion.messages)
-        self.inbox.returned(portion)
+        self.inbox.returned(portion, seconds)
 
     def settle(self) -> Any:
         """Send what there is to send, and return it."""
@@ -248,6 +249,29 @@ def test_a_small_window_is_refilled_half_way() -> None:
     assert len(portion.messages) == 5
     stay.finish(portion)
     assert stay.inbox.full
+
+
+def test_half_a_window_is_not_sent_alone_if_the_rest_is_handled_sooner_than_a_settle_takes() -> None:
+    stay = Stay(window=10)
+    stay.deliver(range(10))
+    stay.finish(stay.take(), seconds=SOON / 2)
+    assert not stay.inbox.full
+    stay.finish(stay.take(), seconds=SOON / 2)
+    assert stay.inbox.full
+    assert stay.settle() == {"acks": [[0, 0, 10, 1]]}
+    stay.deliver(range(10, 20))
+    stay.finish(stay.take(), seconds=SOON)
+    assert stay.inbox.full
+
+
+def test_what_a_quick_handler_left_unsent_is_sent_at_a_tick_if_the_next_message_takes_long() -> None:
+    stay = Stay(window=10)
+    stay.deliver(range(10))
+    stay.finish(stay.take(), seconds=0.0)
+    assert stay.take()
+    assert not stay.inbox.full
+    assert stay.inbox.tick(0)
+    assert stay.settle() == {"acks": [[0, 0, 5, 1]]}
 
 
 def test_what_is_done_is_sent_while_the_rest_of_a_portion_is_in_hand() -> None:
@@ -806,6 +830,24 @@ def test_leaving_before_the_join_is_answered_takes_it_back() -> None:
     assert not joined.membership.out
     joined.membership.answered(answer(farewell.sequence_number), 0.0)
     assert joined.membership.out
+
+
+def test_ticks_go_on_while_messages_come_even_if_each_is_handled_at_once() -> None:
+    joined = Joined()
+    joined.enter()
+    inbox = joined.membership.inbox
+    assert inbox is not None
+    for offset in range(3):
+        joined.membership.delivered(deliver_frame([offset]))
+        portion = inbox.take()
+        assert portion is not None
+        portion.done = 1
+        inbox.returned(portion)
+        assert inbox.held == 0
+        joined.membership.tick(0.0)
+        assert joined.membership.pause(0.0) == TICK
+    joined.membership.tick(0.0)
+    assert joined.membership.pause(0.0) is None
 
 
 def test_ticks_come_only_while_something_is_held() -> None:

@@ -154,19 +154,23 @@ class AsyncJoinedSubscription(AsyncJoinedBase):
     async def _handle(self, portion: MessageBatch) -> None:
         more = True
         while more:
+            began = now()
             error = await self._calls.handle(portion)
-            more, full = self.handled(portion, error)
+            more, full = self.handled(portion, error, now() - began)
             if error is not None:
                 self._note(error)
             if full:
                 await self.send()
 
-    def handled(self, portion: MessageBatch, error: BaseException | None) -> tuple[bool, bool]:
-        """The handler has returned or raised; returns whether there is more in the portion, and much to send."""
+    def handled(self, portion: MessageBatch, error: BaseException | None, seconds: float = inf) -> tuple[bool, bool]:
+        """The handler has returned or raised, after so long.
+
+        Returns whether there is more in the portion, and whether to send what is unsent.
+        """
         inbox = portion.inbox
         with self._changed:
             if error is None:
-                inbox.returned(portion)
+                inbox.returned(portion, seconds)
             return error is not None and inbox.raised(portion, reason_of(error)), inbox.full
 
     def _note(self, error: BaseException) -> None:

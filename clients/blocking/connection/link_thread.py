@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 
-from qb.clients.blocking.connection.reading_duty import ASIDE, DutyEvent
+from qb.clients.blocking.connection.reading_duty import ASIDE, Duty, DutyEvent
 from qb.clients.blocking.connection.shared_connection import SharedConnection
 from qb.clients.blocking.connection.socket_calls import connect, hang_up, is_readable, limit_waiting
 from qb.clients.protocol.client_errors import QBError
@@ -14,6 +14,7 @@ from qb.clients.protocol.reconnecting import ReconnectBackoff
 from qb.core.wire.errors import PeerMisbehaved
 
 STAND_ASIDE = 0.05  # seconds that the thread leaves the socket to callers after one of them has read it
+WHILE_HANDLED = 0.02  # seconds after which it looks whether a handler is still running and nobody reads
 RECEIVE_WITHIN = 1.0  # seconds that a caller who reads waits in the kernel before it looks at its deadline again
 ENDS = (OSError, EOFError, PeerMisbehaved, QBError)  # what ends a connection, and is answered with another one
 
@@ -109,13 +110,22 @@ class LinkThread:
                     connection.show_life(sock, connection.conversation.heartbeat())
 
     def _stand_aside(self) -> None:
-        """Leave the socket to callers for as long as they read it themselves."""
+        """Leave the socket to callers, and to the handlers' thread, for as long as they read it themselves."""
         connection, event = self._connection, DutyEvent.TURN
         while True:
-            if connection.duty.changes_at(event):
-                with connection.lock:
-                    connection.duty.on(event)
-            if connection.duty.state not in ASIDE or connection.needed.wait(STAND_ASIDE):
+            self._note_turn(event)
+            state = connection.duty.state
+            pause = WHILE_HANDLED if state is Duty.HANDLERS else STAND_ASIDE
+            if state not in ASIDE or connection.needed.wait(pause):
                 break
             event = DutyEvent.ELAPSED
         connection.needed.clear()
+
+    def _note_turn(self, event: DutyEvent) -> None:
+        connection, duty = self._connection, self._connection.duty
+        if duty.changes_at(event):
+            with connection.lock:
+                if duty.state is Duty.GIVEN and connection.is_awaited:
+                    duty.on(DutyEvent.NEED)
+                elif duty.state is not Duty.HANDLERS or not connection.reading.locked():
+                    duty.on(event)

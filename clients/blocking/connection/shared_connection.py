@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 from qb.clients.blocking.background import Background
@@ -68,6 +69,7 @@ class SharedConnection:
         self.socket: socket.socket | None = None
         self.calls: dict[int, PendingCall] = {}
         self.wanting = 0  # callers that wait for connection or room
+        self.waiting: deque[None] = deque()  # one for each thread that waits for what is read: it needs no lock
         self.trouble = ConnectionTrouble(servers)
 
     def make_locks(self) -> None:
@@ -89,11 +91,24 @@ class SharedConnection:
             with self.lock:
                 self.duty.on(DutyEvent.CALLER_READ)
 
-    def need_thread(self) -> None:
+    def need_thread(self, event: DutyEvent = DutyEvent.NEED) -> None:
         """Have the link's thread read."""
         with self.lock:
-            self.duty.on(DutyEvent.NEED)
+            self.duty.on(event)
         self.needed.set()
+
+    def given(self, *, alone: bool) -> None:
+        """What was pushed goes to the handlers' thread; is it `alone`, or one of several?"""
+        if self.duty.changes_at(DutyEvent.GIVEN if alone else DutyEvent.SPREAD):
+            with self.lock:
+                self.duty.given(alone=alone)
+            if not alone:
+                self.needed.set()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Does any caller wait for what is read?"""
+        return bool(self.waiting or self.wanting)
 
     # The phases
 

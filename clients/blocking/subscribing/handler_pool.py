@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -15,6 +16,12 @@ class HandlerWork(Protocol):
 
     def work(self) -> bool:
         """Handle some of them; False if there are none."""
+
+    def given_to(self, threads: int) -> None:
+        """Messages go to a pool of so many threads. Does not block."""
+
+    def read_until(self, has_work: Callable[[], bool]) -> None:
+        """Read the connection in place of its own thread, which is left to it, until there is work."""
 
     def send_urgent(self) -> None:
         """Send what the broker must know before handlers of other subscribers start."""
@@ -34,7 +41,11 @@ class MessageSink(Protocol):
 
 
 class HandlerPool:
-    """A fixed number of threads, shared fairly by the subscribers that have work. They start when there is some."""
+    """A fixed number of threads, shared fairly by the subscribers that have work. They start when there is some.
+
+    A thread that is the only one reads the connection itself while it is idle: the next message needs no change of
+    threads then.
+    """
 
     def __init__(self, size: int, name: str, background: Background) -> None:
         self._size, self._name, self._background = size, name, background
@@ -51,6 +62,7 @@ class HandlerPool:
         """There is work for up to so many threads. Does not block."""
         if not self._started:
             self._start()
+        work.given_to(self._size)
         for _ in range(min(workers, self._size)):
             self._queue.put(work)
 
@@ -82,3 +94,8 @@ class HandlerPool:
                 work.send_urgent()
                 self._queue.put(work)
                 return
+        if self._size == 1:
+            work.read_until(self._has_work)
+
+    def _has_work(self) -> bool:
+        return not self._queue.empty()

@@ -35,6 +35,19 @@ class JoinedBase:
         if workers:
             self._call(workers)
 
+    def given_to(self, threads: int) -> None:
+        """Messages go to a pool of so many threads."""
+        self._link.given(alone=threads == 1)
+
+    def read_until(self, has_work: Callable[[], bool]) -> None:
+        """Read the connection in place of its own thread, which is left to it, until there is work or we leave."""
+        self._link.read_until(lambda: has_work() or self.leaving)
+
+    @property
+    def leaving(self) -> bool:
+        """Has it begun to leave?"""
+        raise NotImplementedError
+
     def _call(self, workers: int) -> None:
         """There is work for up to so many threads."""
         raise NotImplementedError
