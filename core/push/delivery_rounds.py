@@ -60,6 +60,7 @@ class DeliveryRounds:
         self._draining = False
         self._tasks: dict[ActiveSubscription, None] = {}  # those that a task is to serve, in this order
         self._deadlines: Deadlines[ActiveSubscription] = Deadlines()
+        self._wakes_at = NEVER  # when the task that starts rounds looks for deadlines by itself
         self._shares = WindowShares(self.serve_soon)
         self.deliver_seconds = Histogram(SECONDS)  # from a message's timestamp to its first push; the first of a run
 
@@ -226,10 +227,12 @@ class DeliveryRounds:
             if active.unfinished:
                 self._serve_in_task(active)
                 return
+            now = trio.current_time()
+            more = self._may_decide_more(todo) and active.subscription.may_decide(now)
             self._note_changes(active)
-            if active.due > trio.current_time() and not self._may_decide_more(todo):
+            if active.due > now and not more:
                 return
-            if turn.is_over or active.due <= trio.current_time():  # it takes messages back in portions
+            if turn.is_over or active.due <= now:  # it takes messages back in portions
                 break
         self.serve_soon(active)
 
@@ -261,7 +264,8 @@ class DeliveryRounds:
             for active in list(islice(self._tasks, TASKS_AT_ONCE)):
                 del self._tasks[active]
                 rounds.start_soon(self._serve, active)
-            await self._turns.wait(trio.current_time() if self._tasks else self._deadlines.first())
+            self._wakes_at = trio.current_time() if self._tasks else self._deadlines.first()
+            await self._turns.wait(self._wakes_at)
             for active in self._deadlines.pop_due(trio.current_time()):
                 if active.serving:
                     active.again = True
@@ -449,6 +453,6 @@ class DeliveryRounds:
         self._saver.note(active)
 
     def _set_deadline(self, active: ActiveSubscription, when: float) -> None:
-        if when < self._deadlines.first():
+        if when < self._wakes_at:  # else it looks early enough by itself, perhaps for a deadline that is no more
             self._turns.wake()
         self._deadlines.set(active, when)
