@@ -210,7 +210,7 @@ class TransactionCommits:
 
     def _ask(self, request: TransactionRequest) -> None:
         self._commits.append(request)
-        if not self._engine.before_commits(self._begin_round_at_once):
+        if not self._deciding and not self._engine.before_commits(self._begin_round_at_once):
             self._requested.set()
 
     def _replay(self, transaction: str, number: int | None) -> CommittedTransaction | None:
@@ -224,12 +224,19 @@ class TransactionCommits:
         return known.replay(number, self._engine.durability)
 
     def _begin_round_at_once(self) -> None:
-        """Begin a round in this step of the event loop, if the task is idle and nothing is to be waited for."""
-        waits = self._deciding or not self._task_is_idle or not self._commits
+        """Begin a round in this step of the event loop, if the task is idle and nothing is to be waited for.
+
+        What comes while a record is being written waits for its end, which begins the next round.
+        """
+        if self._deciding:
+            return
+        waits = not self._task_is_idle or not self._commits
         if waits or self._commits[0].stages or not self._free.is_plenty or not self._remembered.has_room(ROUND):
             self._requested.set()
         else:
             self._decide_round(self._next_requests())
+            if self._commits and not self._deciding:  # none of those could be decided: the task goes on with the rest
+                self._requested.set()
 
     async def _begin_round(self) -> None:
         """Begin a round, after what it has to wait for."""
@@ -317,7 +324,7 @@ class TransactionCommits:
             self._opened.open(_stages_of(decided))
         if self._commits and not self._decided and not self._abandons and self._task_is_idle:
             self._begin_round_at_once()
-        else:
+        elif not self._task_is_idle or self._commits or self._decided or self._abandons or self._unfinished:
             self._requested.set()
 
     # Finishing
