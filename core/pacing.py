@@ -10,7 +10,7 @@ held.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from math import inf
@@ -23,19 +23,37 @@ Item = TypeVar("Item")
 
 AT_ONCE = 1_000  # items in a portion: at about 5 µs each, 5 ms
 TURN = 0.015  # seconds of a pass of the event loop after which what can go on later gives way
+# Seconds of a turn while peers wait to be read. What they may bring in a pass takes about as long: so what is sent to
+# the broker and what it delivers have equal parts of its time.
+SHARED_TURN = 0.002
 MOST_AT_ONCE = 10_000  # items between two checkpoints of a task: 50 ms at the same pace
+
+
+def _none_wait() -> bool:
+    return False
 
 
 class CurrentWork:
     """What the event loop does now: the items that the running task has handled, and on whose behalf."""
 
-    __slots__ = ("_longest", "_longest_name", "_name", "_since", "items", "most", "new_pass", "pass_began")
+    __slots__ = (
+        "_longest",
+        "_longest_name",
+        "_name",
+        "_since",
+        "items",
+        "most",
+        "new_pass",
+        "pass_began",
+        "peers_wait",
+    )
 
     def __init__(self) -> None:
         self.items = 0  # since the last checkpoint of the task that runs
         self.most = 0  # of any task
         self.new_pass: float | None = None  # when the loop began to run what was ready, if nothing was begun since
         self.pass_began = inf  # on perf_counter(), if the passes are measured
+        self.peers_wait: Callable[[], bool] = _none_wait  # is there something to read from one of them?
         self._longest = self._since = 0.0
         self._longest_name: tuple[object, ...] = ()
         self._name: tuple[object, ...] = ()
@@ -101,7 +119,25 @@ class Turn:
     @property
     def is_over(self) -> bool:
         """True if the rest should go on in a later pass."""
-        return perf_counter() - self._began > TURN
+        return is_over(perf_counter() - self._began, current.peers_wait)
+
+
+def is_over(seconds: float, peers_wait: Callable[[], bool]) -> bool:
+    """Return whether a turn that has lasted so long ends: sooner if peers wait to be read. Pure.
+
+    They are looked for only when that decides.
+    """
+    return seconds > TURN or (seconds > SHARED_TURN and peers_wait())
+
+
+@contextmanager
+def asking(peers_wait: Callable[[], bool]) -> Iterator[None]:
+    """Have turns ask this whether peers wait to be read, until the context is left."""
+    current.peers_wait = peers_wait
+    try:
+        yield
+    finally:
+        current.peers_wait = _none_wait
 
 
 class Portions(Generic[Item]):

@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 import trio
 
+from qb.core.pacing import asking
 from qb.doors.step_shares import SERVED, ActiveAccounts, StepShares
 from qb.storage.faults import keep_running
 
@@ -25,7 +26,7 @@ log = logging.getLogger("qb.server")
 RECEIVE_BYTES = 524_288  # that are received before they are handed over
 ROOM = 262_144  # that each of several peers finds at least
 TIGHT_BYTES = 16_384  # that are received of each while peers hold as much as they may
-STEP_BYTES = 2_097_152  # received in one step of one account; of several it is RECEIVE_BYTES, in equal shares
+STEP_BYTES = 2_097_152  # received in one step of one account; of several it is RECEIVE_BYTES in a pass, in equal shares
 AVAILABLE = hasattr(select, "epoll")
 AT_ONCE = 256  # sockets that are read after one poll
 # Seconds within which a peer that publishes one message at a time is expected to send the next. With low latency the
@@ -83,6 +84,7 @@ class SocketPoll:
         self._others_spoke = perf_counter()  # when another one did
         self._accounts = ActiveAccounts()
         self._attended: dict[int, Attended] = {}
+        self._long: set[Hashable] = set()  # accounts that had their whole share in the last pass: they have more
         self._behind: list[tuple[int, int]] = []  # ready when enough for a step, or for their account, had been brought
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
 
@@ -112,8 +114,12 @@ class SocketPoll:
 
         A fault of the poll itself is logged, and it begins anew; that of a peer ends its session alone.
         """
-        with self._epoll:
+        with self._epoll, asking(self._peers_wait):
             await keep_running("the poll of sockets", self._run, RETRY)
+
+    def _peers_wait(self) -> bool:
+        """Return whether another account than the last one is being served, and there is something to receive."""
+        return not self._accounts.is_alone(perf_counter()) and bool(self._behind or self._epoll.poll(0, 1))
 
     async def _run(self) -> None:
         answered = 0.0  # when a lone publish was answered last
@@ -135,25 +141,44 @@ class SocketPoll:
             ready = [*waiting, *(each for each in ready if each not in waiting)]
         for number, _ in ready[:2]:
             self.heard(number)
+        if self._is_shared(ready):
+            self._attend_several(ready)
+            return False
+        return self._attend_one(ready)
+
+    def _attend_one(self, ready: Ready) -> bool:
+        """Take what one account brings in a step of its own; returns whether that was a lone publish, and is done."""
         with self._commit_step(perf_counter() - self._others_spoke > SERVED) as step:
             left = STEP_BYTES
             while ready and left > 0:
-                shares = self._shares(ready)
-                taken = self._take(ready, left if shares is None else RECEIVE_BYTES, shares)
+                taken = self._take(ready, left)
                 left -= taken
                 # A peer that sends much has more on its way: what arrives in one step is committed in one batch.
-                ready = self._epoll.poll(0, AT_ONCE) if taken >= ROOM and shares is None else ()
+                ready = self._epoll.poll(0, AT_ONCE) if taken >= ROOM and not self._is_shared(ready) else ()
         return step is not None and step.at_once
 
-    def _shares(self, ready: Ready) -> StepShares | None:
-        """Return how these share the step; None: only one account is being served."""
-        accounts = {self._attended[number].account for number, _ in ready if number in self._attended}
-        now = perf_counter()
-        for account in accounts:
-            self._accounts.heard(account, now)
-        return None if self._accounts.is_alone(now) else StepShares(RECEIVE_BYTES, len(accounts) or 1)
+    def _attend_several(self, ready: Ready) -> None:
+        """Take what several accounts bring, in two steps: those that had their share the last time come second."""
+        there = [each for each in ready if each[0] in self._attended]
+        shares = StepShares(RECEIVE_BYTES, len({self._account(each) for each in there}))
+        brief = [each for each in there if self._account(each) not in self._long]
+        long = [each for each in there if self._account(each) in self._long]
+        for some in filter(None, (brief, long)):
+            with self._commit_step(False):
+                self._take(some, RECEIVE_BYTES, shares)
+        self._long = shares.used_up
 
-    def _take(self, ready: Ready, enough: int, shares: StepShares | None) -> int:
+    def _account(self, each: tuple[int, int]) -> Hashable:
+        return self._attended[each[0]].account
+
+    def _is_shared(self, ready: Ready) -> bool:
+        """Return whether several accounts are being served."""
+        now = perf_counter()
+        for account in {self._account(each) for each in ready if each[0] in self._attended}:
+            self._accounts.heard(account, now)
+        return not self._accounts.is_alone(now)
+
+    def _take(self, ready: Ready, enough: int, shares: StepShares | None = None) -> int:
         """Receive what these bring and hand it over; returns how many bytes.
 
         When that is enough, those behind come first the next time, and so do those whose account has had its share.

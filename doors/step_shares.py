@@ -1,8 +1,8 @@
-"""How much of each peer is received in one step of the event loop, when several of them are being served. Pure.
+"""How much of each peer is received in one pass of the event loop, when several of them are being served. Pure.
 
-A step is shared by accounts: a user with all of its connections is one; without users, each connection is. One that
-sends without a pause has its share of a step, and what it sent beyond that waits in its sockets. So a small publish
-of another one waits for a part of a step, not for megabytes.
+A pass is shared by accounts: a user with all of its connections is one; without users, each connection is. One that
+sends without a pause has its share, and what it sent beyond that waits in its sockets. The next pass takes it in a step
+of its own, behind that of the others. So a small publish of another one waits for a part of a pass, not for megabytes.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class ActiveAccounts:
 
 
 class StepShares:
-    """What each account may still bring in one step: the bytes of the step in equal parts."""
+    """What each account may still bring in one pass: its bytes in equal parts."""
 
-    def __init__(self, step_bytes: int, accounts: int) -> None:
-        self._share = max(LEAST_SHARE, step_bytes // accounts)
+    def __init__(self, pass_bytes: int, accounts: int) -> None:
+        self._share = max(LEAST_SHARE, pass_bytes // max(1, accounts))
         self._brought: dict[Hashable, int] = {}
 
     def left(self, account: Hashable) -> int:
@@ -46,3 +46,8 @@ class StepShares:
     def take(self, account: Hashable, size: int) -> None:
         """It has brought so many."""
         self._brought[account] = self._brought.get(account, 0) + size
+
+    @property
+    def used_up(self) -> set[Hashable]:
+        """The accounts that have had their whole share: they probably have more to bring."""
+        return {account for account, brought in self._brought.items() if brought >= self._share}

@@ -100,7 +100,7 @@ class LocalEngine:
         self._committer = self._new_committer()
         memory, reads = RecentMemory(settings.tail_bytes), LastReads(settings.tail_bytes // 4)
         self.measures = Measures()
-        self._commit_steps = CommitSteps(self._completions, self._pace)
+        self._commit_steps = CommitSteps(self._completions, self._pace, self._writers)
         self._metadata_log, self._notes, self._ends = found.log, found.notes, found.ends
         self._metadata = MetadataStore(
             found.log, found.entries, self._metadata_committer(), self._completions, self._pace, self._commit_steps

@@ -87,6 +87,7 @@ class ActiveSubscription:
         self.logs = logs  # replaced as a whole, never changed: it may be iterated over while others run
         self.sinks: dict[str, DeliverySink] = {}
         self.unread = PartitionTurns()  # partitions that may have more to read, if joined
+        self.behind = False  # did its last round leave messages unread?
         self.delivered_messages = 0  # since the start
         self.delivered_bytes = 0
         self.service = Fault(f"subscription {name}")  # while it has one, it is suspended

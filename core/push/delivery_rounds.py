@@ -187,12 +187,12 @@ class DeliveryRounds:
             self.serve_soon(active)
 
     def _serve_in_turn(self, active: ActiveSubscription) -> None:
-        self._turns.add(active, partial(self._serve_now, active))
+        self._turns.add(active, partial(self._serve_now, active), behind=active.behind)
 
     def serve(self, active: ActiveSubscription) -> None:
         """This subscription has changed: serve it now if this pass of the event loop has time for it, else in turn."""
         waits = active.serving or active.gone or active.service.text or active.unfinished or self._draining
-        turn = None if waits else self._turns.this_pass()
+        turn = None if waits else self._turns.this_pass(behind=active.behind)
         if turn is None:
             self.serve_soon(active)
         else:
@@ -444,7 +444,8 @@ class DeliveryRounds:
     # What is due
 
     def _note_changes(self, active: ActiveSubscription) -> None:
-        """Remember when to look at it again, and when to save it."""
+        """Remember when to look at it again, when to save it, and whether it has left something unread."""
+        active.behind = bool(active.unread)
         wakeup = active.subscription.next_wakeup(trio.current_time())
         if wakeup is None:
             active.due = NEVER

@@ -17,33 +17,40 @@ class ServingTurns:
     """Calls that have to wait, the oldest first: in each pass of the event loop as many as a turn has time for.
 
     A round of one subscription is short, and one publish may cause rounds of thousands. As long as the pass is young
-    and nothing waits, a call is made at once. Else it waits behind the others.
+    and nothing waits, a call is made at once. Else it waits behind the others. Subscriptions that read a backlog wait
+    behind those that are near the end of their logs; each turn makes one of their calls at least.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, Callable[[Turn], None]] = {}
+        self._behind: dict[Hashable, Callable[[Turn], None]] = {}  # of subscriptions that read a backlog
         self._wake = trio.Event()
         self._ended = False
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._behind)
 
-    def this_pass(self) -> Turn | None:
-        """Return what is left of this pass for a call that is made at once; None: it has to wait."""
+    def this_pass(self, *, behind: bool = True) -> Turn | None:
+        """Return what is left of this pass for a call that is made at once; None: it has to wait.
+
+        Only one for a subscription that reads a backlog (`behind`) waits for others that do.
+        """
         if self._ended:
             return Turn()
-        if self._waiting or (turn := Turn.of_this_pass()).is_over:
+        if self._waiting or (behind and self._behind) or (turn := Turn.of_this_pass()).is_over:
             return None
         return turn
 
-    def add(self, owner: Hashable, call: Callable[[Turn], None]) -> None:
+    def add(self, owner: Hashable, call: Callable[[Turn], None], *, behind: bool = False) -> None:
         """Have a call made in turn, which raises nothing; one that waits for this owner keeps its place."""
-        self._waiting.setdefault(owner, call)
+        if owner not in self._waiting and owner not in self._behind:
+            (self._behind if behind else self._waiting)[owner] = call
         self._wake.set()
 
     def discard(self, owner: Hashable) -> None:
         """Make no call for this owner."""
         self._waiting.pop(owner, None)
+        self._behind.pop(owner, None)
 
     async def call(self, call: Callable[[], Result]) -> Result:
         """Make a call at once or in turn, and return what it returns. Raises what it raises.
@@ -61,24 +68,26 @@ class ServingTurns:
         return waiting.result()
 
     def make_calls(self) -> None:
-        """Make calls until a turn is over: at least one, if one waits. Never blocks."""
+        """Make calls until a turn is over: at least one of each kind, if one waits. Never blocks."""
         turn = Turn()
-        while self._waiting:
-            self._waiting.pop(next(iter(self._waiting)))(turn)
-            if turn.is_over:
-                return
+        for calls in (self._waiting, self._behind):
+            while calls:
+                calls.pop(next(iter(calls)))(turn)
+                if turn.is_over:
+                    break
 
     def end(self) -> None:
         """make_calls() is not called any more: tasks that wait go on now, and later calls are made at once."""
         self._ended = True
-        waiting, self._waiting = self._waiting, {}
+        waiting = self._waiting | self._behind
+        self._waiting, self._behind = {}, {}
         for owner, call in waiting.items():
             if isinstance(owner, _WaitingCall):
                 call(Turn())
 
     async def wait(self, deadline: float) -> None:
         """Return in a later pass of the event loop: when a call waits, wake() was called, or the deadline is over."""
-        if self._waiting:
+        if len(self):
             await trio.lowlevel.checkpoint()
         else:
             with trio.move_on_at(deadline):

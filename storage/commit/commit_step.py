@@ -9,6 +9,7 @@ import trio
 
 from qb.storage.commit.completions import Completions
 from qb.storage.commit.sync_pace import SyncPace
+from qb.storage.commit.writer_threads import WriterThreads
 from qb.storage.faults import Faults
 from qb.storage.signals import Signal
 
@@ -25,13 +26,16 @@ class BatchSource(Protocol):
 class CommitSteps:
     """One step of the event loop, if it was announced: `with commit_step(idle): ...`; nothing may be awaited in it.
 
-    The completions of the step are run at its end, when all its commits have begun. A log whose commit fails by a fault
+    At its end, when all its commits have begun, what writer threads have finished meanwhile is handed over, and the
+    completions of both are run: an answer need not wait for the rest of the pass. A log whose commit fails by a fault
     of ours keeps no other from its own; it is tried again soon.
     """
 
-    def __init__(self, completions: Completions, pace: SyncPace) -> None:
+    def __init__(self, completions: Completions, pace: SyncPace, writers: WriterThreads | None = None) -> None:
+        """`writers`: whose results are handed over at the end of a step."""
         self._completions = completions
         self._pace = pace
+        self._writers = writers
         self._open = self._idle = False
         self.at_once = False  # was all that the last step gave made durable at its end?
         self._waiting: dict[BatchSource, None] = {}
@@ -55,6 +59,8 @@ class CommitSteps:
             self._prepare()
             self._open = False
             self._commit()
+            if self._writers is not None and self._writers.has_results:
+                self._writers.hand_over()
         finally:
             self._open = False
             self._completions.__exit__()

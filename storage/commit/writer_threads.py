@@ -11,6 +11,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import trio
@@ -101,10 +102,20 @@ class WriterThreads:
     async def deliver(self) -> None:
         """Wait until there are results and hand them over."""
         await trio.lowlevel.wait_readable(self._awake)
-        os.read(self._awake, 4096)
+        self.hand_over()
+
+    def hand_over(self) -> None:
+        """Hand over what has ended. Never blocks."""
+        with suppress(BlockingIOError):  # it was handed over already, and the pipe is empty
+            os.read(self._awake, 4096)
         with self._completions:
             while self._results:
                 self._hand_over(*self._results.popleft())
+
+    @property
+    def has_results(self) -> bool:
+        """Has anything ended that was not handed over?"""
+        return bool(self._results)
 
     def _hand_over(self, finished: Callable[[Any], None], result: Any, slot: WorkerSlot) -> None:
         self.busy -= 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from qb.core.pacing import counted, portions, spend
+from qb.core import pacing
+from qb.core.pacing import Turn, counted, portions, spend
 
 
 async def test_others_run_between_two_portions() -> None:
@@ -65,3 +66,30 @@ async def test_a_cancelled_loop_ends_between_two_portions() -> None:
             seen.append(portion)
             scope.cancel()
     assert seen == [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "peers_wait", "expected"),
+    [
+        (pacing.SHARED_TURN / 2, True, False),
+        (pacing.SHARED_TURN * 1.1, True, True),
+        (pacing.SHARED_TURN * 1.1, False, False),
+        (pacing.TURN * 1.1, False, True),
+    ],
+)
+def test_a_turn_is_a_short_one_while_peers_wait_to_be_read(seconds, peers_wait, expected, monkeypatch) -> None:
+    assert pacing.is_over(seconds, lambda: peers_wait) is expected
+    monkeypatch.setattr(pacing, "perf_counter", lambda: 0.0)
+    turn = Turn()
+    monkeypatch.setattr(pacing, "perf_counter", lambda: seconds)
+    with pacing.asking(lambda: peers_wait):
+        assert turn.is_over is expected
+    assert turn.is_over is pacing.is_over(seconds, lambda: False), "peers are not asked for any more"
+
+
+def test_peers_are_not_looked_for_when_the_time_alone_decides() -> None:
+    def look() -> bool:
+        raise AssertionError("it costs a system call")
+
+    assert not pacing.is_over(pacing.SHARED_TURN / 2, look)
+    assert pacing.is_over(pacing.TURN * 1.1, look)

@@ -46,6 +46,28 @@ def test_calls_wait_in_the_order_in_which_they_came_and_once_for_each_owner(slow
     assert not turns
 
 
+def test_subscriptions_that_read_a_backlog_come_behind_the_others_and_one_of_them_in_each_turn(slow) -> None:
+    turns, made = ServingTurns(), list[str]()
+
+    def add(name: str, *, behind: bool) -> None:
+        turns.add(name, lambda turn: (slow.do("call"), made.append(name)), behind=behind)
+
+    for number in range(3):
+        add(f"old {number}", behind=True)
+    add("old 0", behind=False)  # it keeps its place
+    assert turns.this_pass(behind=True) is None
+    assert turns.this_pass(behind=False) is not None, "it passes by those that are behind"
+    for number in range(2 * IN_A_TURN):
+        add(f"new {number}", behind=False)
+    assert turns.this_pass(behind=False) is None
+    first, second = [f"new {number}" for number in range(IN_A_TURN)], [f"new {IN_A_TURN + n}" for n in range(IN_A_TURN)]
+    for expected in ([*first, "old 0"], [*second, "old 1"], ["old 2"]):
+        made.clear()
+        turns.make_calls()
+        assert made == expected
+    assert not len(turns)
+
+
 async def test_what_a_task_waits_for_is_made_in_turn_and_not_at_all_if_it_is_cancelled() -> None:
     turns, made = ServingTurns(), list[str]()
 

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 import trio
 
+from qb.core.pacing import current
 from qb.doors import socket_poll as readiness
 from qb.doors import step_shares
 from qb.doors.socket_poll import SocketPoll
@@ -256,6 +257,60 @@ async def test_beside_others_a_peer_brings_at_most_one_filling_of_the_buffer_in_
     clock.now += readiness.SERVED * 1.1
     assert await steps_of({"noisy": 3000}) == [["noisy:1000"] * 3]
     nursery.cancel_scope.cancel()
+
+
+async def test_what_is_brief_is_committed_before_one_that_has_had_its_share_and_has_more(nursery, pair, monkeypatch):
+    steps = small_steps(monkeypatch, 5000)
+    monkeypatch.setattr(step_shares, "LEAST_SHARE", 100)
+    ready, pairs = SocketPoll(steps.commit_step), {name: pair() for name in ("noisy", "quiet")}
+
+    def take(name: str, data: memoryview) -> None:
+        steps.called(f"{name}:{len(data)}")
+        if name == "noisy":  # so that both can be read in the next pass
+            pairs["quiet"][1].send(bytes(10))
+
+    for name, (ours, _) in pairs.items():
+        ready.add(ours, lambda data, name=name: take(name, data))
+    pairs["quiet"][1].send(bytes(10))
+    nursery.start_soon(ready.run)
+    await until_quiet()
+    pairs["noisy"][1].send(bytes(2200))
+    await until_quiet()
+    assert [names for _, names in steps.calls] == [
+        ["quiet:10"],
+        ["noisy:1000"],  # how much it has is not known yet
+        *(["quiet:10"], ["noisy:500"]),
+        *(["quiet:10"], ["noisy:500"]),
+        *(["quiet:10"], ["noisy:200"]),
+        ["quiet:10"],
+    ]
+    nursery.cancel_scope.cancel()
+
+
+async def test_deliveries_learn_that_peers_wait_only_while_several_accounts_are_served(nursery, pair, monkeypatch):
+    clock, seen = Clock(monkeypatch), []
+    ready, pairs = SocketPoll(), [pair(), pair()]
+    assert not current.peers_wait()
+
+    def take(data: memoryview) -> None:
+        seen.append(current.peers_wait())  # the other byte of a pair waits in its socket
+
+    for ours, _ in pairs:
+        ready.add(ours, take, portion=1)
+    nursery.start_soon(ready.run)
+
+    async def seen_after(number: int, seconds: float) -> list[bool]:
+        clock.now += seconds
+        seen.clear()
+        pairs[number][1].send(b"xy")
+        await until_quiet()
+        return seen.copy()
+
+    assert await seen_after(0, 0.0) == [False, False], "it is alone"
+    assert await seen_after(1, 0.0) == [True, False], "another one has just been served"
+    assert await seen_after(1, readiness.SERVED * 1.1) == [False, False]
+    nursery.cancel_scope.cancel()
+    await until_quiet()
 
 
 async def test_all_connections_of_an_account_have_one_share_of_a_step_and_each_has_its_turn(nursery, pair, monkeypatch):

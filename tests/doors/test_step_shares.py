@@ -41,3 +41,11 @@ def test_each_account_may_bring_an_equal_part_of_the_step():
 
 def test_a_share_is_never_so_small_that_the_step_would_cost_more():
     assert StepShares(4 * LEAST_SHARE, 1_000).left("a") == LEAST_SHARE
+
+
+def test_those_that_had_their_whole_share_are_known():
+    shares = StepShares(4 * LEAST_SHARE, 2)
+    shares.take("a", LEAST_SHARE)
+    shares.take("b", LEAST_SHARE)
+    shares.take("b", LEAST_SHARE)
+    assert shares.used_up == {"b"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import subprocess
 import threading
 import time
@@ -103,6 +104,24 @@ async def test_what_is_appended_in_one_step_of_the_event_loop_is_one_batch(
             await receipt.wait()
         assert gate.calls == 1
         assert await everything(log) == [b"%d" % number for number in range(50)]
+
+
+async def test_what_a_thread_has_finished_is_answered_at_the_end_of_the_next_step_and_once(tmp_path: Path) -> None:
+    async with opened(tmp_path) as engine:
+        answers = list[object]()
+
+        def done(runs: object, error: object, append_ms: int) -> None:
+            answers.append(error)
+
+        with engine.commit_step(idle=False):
+            engine.log("t", 0).append(make_run(0, [b"x"]), done)
+        assert select.select([engine._writers._awake], [], [], 10)[0], "the thread has written"
+        assert not answers, "nothing has looked yet"
+        with engine.commit_step(idle=False):
+            pass
+        assert answers == [None]
+        await give(engine.log("t", 0), [b"y"]).wait()  # the results of later batches still come by themselves
+        assert answers == [None]
 
 
 class Threads:
