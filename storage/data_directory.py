@@ -54,7 +54,8 @@ def check_format(path: Path) -> int:
     """Return the version that the format file names. Raises CannotOpen unless this version of ours reads it."""
     name, _, version = path.read_text(errors="replace").strip().partition(" ")
     if name != FORMAT or not (version.isascii() and version.isdigit()) or not int(version):
-        raise CannotOpen(f"{path} does not say {FORMAT!r} and a version: this is no data directory of ours")
+        what = "this is no data directory of ours, or the file is damaged: restore it from a backup"
+        raise CannotOpen(f"{path} does not say {FORMAT!r} and a version: {what}")
     if int(version) > VERSION:
         raise CannotOpen(f"{path} has version {version}; this broker reads up to {VERSION}: use a newer one")
     return int(version)
@@ -83,12 +84,19 @@ def check_metadata(data_dir: Path) -> None:
 def _begin(data_dir: Path) -> None:
     """Make the metadata of a new directory. Raises CannotOpen if it is not new: then its format file is lost."""
     if _has_topics(data_dir) or (data_dir / DATABASE).exists():
-        raise CannotOpen(
-            f"{data_dir} has no file named 'format', and yet it is not empty: restore that file from a backup"
-        )
+        raise CannotOpen(without_format(data_dir))
     if not log_paths(data_dir / DIRECTORY):
         make_directory(data_dir / DIRECTORY)
         create_log(data_dir / DIRECTORY, {})
+
+
+def without_format(data_dir: Path) -> str:
+    """Return why a directory that has no format file is not opened, and what to do."""
+    if _has_topics(data_dir) or (data_dir / DATABASE).exists():
+        return f"{data_dir} has no file named 'format', and yet it is not empty: restore that file from a backup"
+    if not data_dir.is_dir():
+        return f"{data_dir} is no data directory: there is no such directory"
+    return f"{data_dir} is no data directory: it has no file named 'format'"
 
 
 def _has_topics(data_dir: Path) -> bool:

@@ -18,7 +18,7 @@ from qb.core.wire.errors import LogDamaged
 from qb.storage.clean_stop import NAME as CLEAN_STOP
 from qb.storage.clean_stop import BadProof, LogEnd, read_proof, write_proof
 from qb.storage.cut_back import CHECKPOINT
-from qb.storage.data_directory import VERSION, check_format, check_metadata
+from qb.storage.data_directory import VERSION, check_format, check_metadata, without_format
 from qb.storage.engine import Topic
 from qb.storage.files import CannotOpen, OpenFiles, create_file, datasync, make_directory, sync_directory
 from qb.storage.log.log_extents import KEY as EXTENT
@@ -99,7 +99,7 @@ def check_repairable(data_dir: Path) -> None:
     if (data_dir / CHECKPOINT).exists():
         raise CannotOpen(f"{data_dir} is the copy of a journal: it is taken anew; see: qb cluster repair")
     if not (data_dir / "format").is_file():
-        raise CannotOpen(f"{data_dir} is no data directory: it has no file named 'format'")
+        raise CannotOpen(without_format(data_dir))
     if check_format(data_dir / "format") != VERSION:
         raise CannotOpen(f"{data_dir} is of an older format, whose metadata cannot be repaired")
 

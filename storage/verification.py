@@ -14,7 +14,7 @@ from qb.core.wire.errors import LogDamaged
 from qb.core.wire.frames import HEAD, LENGTH, OVERHEAD
 from qb.storage.clean_stop import NAME as CLEAN_STOP
 from qb.storage.clean_stop import BadProof, LogEnd, read_proof
-from qb.storage.data_directory import VERSION, check_format, check_metadata, read_metadata
+from qb.storage.data_directory import VERSION, check_format, check_metadata, read_metadata, without_format
 from qb.storage.files import CannotOpen
 from qb.storage.log.log_ends import NAME as LOG_ENDS
 from qb.storage.log.log_ends import NotedEnd, ends_notes, identity_of, read_ends
@@ -44,7 +44,7 @@ class Finding(msgspec.Struct, frozen=True):
     what: str
 
     def __str__(self) -> str:
-        return f"{self.file}: byte {self.position}: {self.what}"
+        return self.what if self.what.startswith(self.file) else f"{self.file}: byte {self.position}: {self.what}"
 
 
 class VerifyReport(msgspec.Struct):
@@ -66,7 +66,7 @@ def verify(data_dir: str | Path) -> VerifyReport:
     root = Path(data_dir)
     report = VerifyReport()
     if not (root / "format").is_file():
-        raise CannotOpen(f"{root} is no data directory: it has no file named 'format'")
+        raise CannotOpen(without_format(root))
     version = check_format(root / "format")
     directories = TopicDirectories(root / "topics")
     found = {topic: directories.count_partitions(topic) for topic in directories.names()}
@@ -117,7 +117,8 @@ def _entries(root: Path, version: int, ends: Mapping[str, LogEnd] | None, report
     try:
         return _prove_metadata(root, ends, report) if version == VERSION else _read_unproved(root, report)
     except LogDamaged as damage:
-        report.findings.append(Finding(damage.file, damage.position, damage.what))
+        aside = f"a start is refused; to see what it costs to go on without: qb repair {root}"
+        report.findings.append(Finding(damage.file, damage.position, f"{damage.what}; {aside}"))
     except CannotOpen as error:
         report.findings.append(Finding(str(root), 0, str(error)))
     return {}

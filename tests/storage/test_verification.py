@@ -11,6 +11,7 @@ import pytest
 from qb.storage.engine import Topic
 from qb.storage.files import CannotOpen
 from qb.storage.log.sealed_batches import seal
+from qb.storage.repair import check_repairable
 from qb.storage.verification import Finding, verify
 from tests.support.stores import NOON, Clock, as_killed, frames, indexes, logs, metadata_log, opened, store
 
@@ -139,3 +140,18 @@ async def test_other_directories_and_newer_formats_are_refused(data: Path, tmp_p
     (data / "data" / "format").write_text("qb-storage 3\n")
     with pytest.raises(CannotOpen, match="version 3"):
         verify(data / "data")
+
+
+async def test_a_directory_without_its_format_file_is_named_as_what_it_is(tmp_path: Path) -> None:
+    async with opened(tmp_path):
+        pass
+    (tmp_path / "data" / "format").unlink()
+    (tmp_path / "empty").mkdir()
+    for name, words in (
+        ("data", "yet it is not empty: restore that file from a backup"),
+        ("empty", "it has no file named 'format'"),
+        ("missing", "there is no such directory"),
+    ):
+        for ask in (verify, check_repairable):
+            with pytest.raises(CannotOpen, match=words):
+                ask(tmp_path / name)
