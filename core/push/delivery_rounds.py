@@ -297,7 +297,7 @@ class DeliveryRounds:
         todo, active.unfinished = active.unfinished, None
         if todo is None:
             chunks = await self._read(active)
-            todo = await self._in_turn(active, partial(self._decide, active, chunks))
+            todo = await self._in_turn(active, partial(self._decide, active, chunks), behind=active.behind)
         done = 0
         try:
             if todo.needs_saved_state:
@@ -310,14 +310,14 @@ class DeliveryRounds:
         active.again = active.again or self._may_decide_more(todo)
         self._note_changes(active)
 
-    async def _in_turn(self, active: ActiveSubscription, call: Callable[[], Result]) -> Result:
+    async def _in_turn(self, active: ActiveSubscription, call: Callable[[], Result], *, behind: bool = False) -> Result:
         """Make a call that must not wait in a turn of its own."""
 
         def named() -> Result:
             working_on("deliveries of", active.name)
             return call()
 
-        return await self._turns.call(named)
+        return await self._turns.call(named, behind=behind)
 
     async def save(self, active: ActiveSubscription) -> None:
         """Return when the state of a subscription as it is now is durable. Raises BrokerError, as Saver.save()."""
@@ -400,7 +400,8 @@ class DeliveryRounds:
         except OffsetOutOfRange:  # retention was faster: what is gone is skipped, the rest comes when its lease ends
             active.subscription.advance(decision.partition, each.first_offset)
         else:
-            await self._in_turn(active, partial(self._push, active, decision, runs, frames, todo))
+            push = partial(self._push, active, decision, runs, frames, todo)
+            await self._in_turn(active, push, behind=active.behind)
 
     def _push(
         self,

@@ -30,7 +30,7 @@ class ServingTurns:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._behind)
 
-    def this_pass(self, *, behind: bool = True) -> Turn | None:
+    def this_pass(self, *, behind: bool = False) -> Turn | None:
         """Return what is left of this pass for a call that is made at once; None: it has to wait.
 
         Only one for a subscription that reads a backlog (`behind`) waits for others that do.
@@ -52,15 +52,15 @@ class ServingTurns:
         self._waiting.pop(owner, None)
         self._behind.pop(owner, None)
 
-    async def call(self, call: Callable[[], Result]) -> Result:
+    async def call(self, call: Callable[[], Result], *, behind: bool = False) -> Result:
         """Make a call at once or in turn, and return what it returns. Raises what it raises.
 
         If the caller is cancelled while it waits, the call is not made.
         """
-        if self.this_pass() is not None:
+        if self.this_pass(behind=behind) is not None:
             return call()
         waiting = _WaitingCall(call)
-        self.add(waiting, waiting.make)
+        self.add(waiting, waiting.make, behind=behind)
         try:
             await waiting.made.wait()
         finally:

@@ -26,9 +26,9 @@ class BatchSource(Protocol):
 class CommitSteps:
     """One step of the event loop, if it was announced: `with commit_step(idle): ...`; nothing may be awaited in it.
 
-    At its end, when all its commits have begun, what writer threads have finished meanwhile is handed over, and the
-    completions of both are run: an answer need not wait for the rest of the pass. A log whose commit fails by a fault
-    of ours keeps no other from its own; it is tried again soon.
+    The completions of the step are run at its end, when all its commits have begun. While several peers are served,
+    what writer threads have finished meanwhile is handed over there, too: an answer need not wait for the rest of the
+    pass. A log whose commit fails by a fault of ours keeps no other from its own; it is tried again soon.
     """
 
     def __init__(self, completions: Completions, pace: SyncPace, writers: WriterThreads | None = None) -> None:
@@ -59,7 +59,7 @@ class CommitSteps:
             self._prepare()
             self._open = False
             self._commit()
-            if self._writers is not None and self._writers.has_results:
+            if not self._idle and self._writers is not None and self._writers.has_results:
                 self._writers.hand_over()
         finally:
             self._open = False
