@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,12 @@ from trio.testing import wait_all_tasks_blocked
 from qb.storage.commit.completions import Completions, Watchers
 from qb.storage.engine import Topic
 from tests.support.stores import make_run, opened, storage_at_work, store
+
+
+@pytest.fixture(autouse=True)
+def endless_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn must not end in a test because the machine is busy."""
+    monkeypatch.setattr("qb.storage.commit.completions.TURN", inf)
 
 
 class Calls(list[str]):
