@@ -13,6 +13,7 @@ from functools import partial
 from unittest.mock import patch
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
@@ -140,7 +141,7 @@ def test_what_a_stream_of_asyncio_gives_away_early_does_not_end_a_receive(run_na
         receiving = asyncio.create_task(stream.receive(30))
         theirs.sendall(b"one")
         await arrived.wait()
-        await asyncio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         assert not receiving.done()
         theirs.sendall(b"two")
         assert (await receiving, taken) == (b"rest", [b"one", b"two"])
