@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import struct
 from collections import OrderedDict
 from collections.abc import Generator, Iterable
-from itertools import repeat, takewhile
+from contextlib import suppress
+from itertools import chain, takewhile
 
+from qb.core.columns import FEW, np
 from qb.core.wire.frames import HEAD, frame_length
 from qb.storage.engine import PartitionLog, StoredChunk
 
 READ_BYTES = 1_048_576
 KEYS_REMEMBERED = 10_000  # of a subscription
 PARTITIONS_REMEMBERED = 16  # of a subscription, with the keys that were asked for last
-_PROPERTIES_LENGTH = struct.Struct(">24xI")  # of a frame
 
 
 Frames = bytes | memoryview  # a memoryview keeps the whole batch in memory: send it, or copy it to keep it
@@ -24,11 +24,7 @@ def cut(chunk: StoredChunk, run: range) -> Frames:
     data, positions = chunk.data, chunk.positions
     first, last = run.start - chunk.first_offset, run[-1] - chunk.first_offset
     end = positions[last] + frame_length(data, positions[last])
-    if run.step == 1:
-        return memoryview(data)[positions[first] : end]
-    borders = [*positions[first : last + 1], end]  # a frame reaches to the next one, or to a seal before it
-    starts, ends = borders[: -1 : run.step], borders[1 :: run.step]
-    return b"".join([data[start:end] for start, end in zip(starts, ends, strict=True)])
+    return memoryview(data)[positions[first] : end] if run.step == 1 else _cut_many(chunk, [run])
 
 
 def collect_recent(log: PartitionLog, runs: Iterable[range], chunk: StoredChunk | None) -> Frames | None:
@@ -67,7 +63,10 @@ def _collecting(runs: Iterable[range], chunk: StoredChunk | None) -> Generator[i
         if chunk is None or not chunk.first_offset <= left[0].start < chunk.next_offset:
             chunk = yield left[0].start
         first, end = chunk.first_offset, chunk.next_offset
-        whole = list(takewhile(lambda run: first <= run.start and run[-1] < end, left))  # noqa: B023
+        if first <= min([run.start for run in left]) and max([run.stop for run in left]) <= end:
+            whole = left
+        else:
+            whole = list(takewhile(lambda run: first <= run.start and run[-1] < end, left))  # noqa: B023
         if len(whole) > 1:
             parts.append(_cut_many(chunk, whole))
             left = left[len(whole) :]
@@ -80,14 +79,18 @@ def _collecting(runs: Iterable[range], chunk: StoredChunk | None) -> Generator[i
 
 
 def _cut_many(chunk: StoredChunk, runs: list[range]) -> bytes:
-    """Return the frames of runs, all of which are in the chunk; a run of neighbours costs one slice."""
-    data, first, end = chunk.data, min([run.start for run in runs]), max([run[-1] for run in runs]) + 1
-    positions = chunk.positions[first - chunk.first_offset : end - chunk.first_offset + 1]
-    borders = [*positions, chunk.end]  # a frame reaches to the next one, or to a seal before it
-    if all(run.step == 1 for run in runs):
-        return b"".join([data[borders[run.start - first] : borders[run.stop - first]] for run in runs])
-    numbers = [offset - first for run in runs for offset in run]
-    return b"".join([data[borders[number] : borders[number + 1]] for number in numbers])
+    """Return the frames of runs, all of which are in the chunk; neighbours cost one slice."""
+    if sum(map(len, runs)) < FEW:
+        return b"".join([bytes(cut(chunk, range(offset, offset + 1))) for run in runs for offset in run])
+    data, offsets = chunk.data, np.fromiter(chain.from_iterable(runs), np.int64)
+    first = int(offsets.min())
+    positions = chunk.positions[first - chunk.first_offset : int(offsets.max()) - chunk.first_offset + 2]
+    # A frame reaches to the next one, or to a seal before it.
+    borders = np.concatenate([np.asarray(positions, np.int64), (chunk.end,)])
+    cuts = np.flatnonzero(np.diff(offsets) != 1)
+    starts = borders[offsets[np.concatenate([(0,), cuts + 1])] - first].tolist()
+    ends = borders[offsets[np.concatenate([cuts, (-1,)])] - first + 1].tolist()
+    return b"".join([data[start:end] for start, end in zip(starts, ends, strict=True)])
 
 
 class KnownKeys:
@@ -110,18 +113,28 @@ class KnownKeys:
 
     def _read(self, chunk: StoredChunk, start: int, end: int) -> list[str | None]:
         data, known = chunk.data, self._keys
-        positions = list(chunk.positions[start:end])
-        encoded = [
-            data[at + HEAD.size : at + HEAD.size + length]
-            for at, (length,) in zip(
-                positions, map(_PROPERTIES_LENGTH.unpack_from, repeat(data), positions), strict=True
-            )
-        ]
+        if end - start < FEW:
+            return [self._key(data, at + HEAD.size) for at in chunk.positions[start:end]]
+        starts = np.asarray(chunk.positions[start:end], np.int64) + HEAD.size
+        frames = np.frombuffer(data, np.uint8)
+        lengths = sum(frames[starts - byte].astype(np.int64) << 8 * (byte - 1) for byte in (1, 2, 3, 4))
+        encoded = [data[at:end] for at, end in zip(starts.tolist(), (starts + lengths).tolist(), strict=True)]
+        with suppress(KeyError):
+            return list(map(known.__getitem__, encoded))
         if len(known) > KEYS_REMEMBERED:
             known.clear()
         if unknown := list({*encoded}.difference(known)):
             known.update(zip(unknown, _keys_in(unknown), strict=True))
         return list(map(known.__getitem__, encoded))
+
+    def _key(self, data: bytes, at: int) -> str | None:
+        """Return the key in the properties at this position."""
+        encoded = data[at : at + int.from_bytes(data[at - 4 : at], "big")]
+        if encoded not in self._keys:
+            if len(self._keys) > KEYS_REMEMBERED:
+                self._keys.clear()
+            self._keys[encoded] = _key_in(encoded)
+        return self._keys[encoded]
 
 
 def _keys_in(encoded: list[bytes]) -> list[str | None]:

@@ -12,7 +12,10 @@ from array import array
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 from operator import sub
-from typing import overload
+from typing import TYPE_CHECKING, Any, overload
+
+if TYPE_CHECKING:
+    import numpy as np
 
 ENTRY = struct.Struct(">QQ")  # position in the log, append time in ms
 _NUMBER = struct.Struct(">Q")
@@ -58,6 +61,12 @@ class RecordPositions(Sequence[int]):
         if step != 1:
             return list(self)[number]
         return RecordPositions(self._entries[start * ENTRY.size : stop * ENTRY.size], self._base)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """Return all of them as a column of numpy."""
+        import numpy as np
+
+        return (np.frombuffer(self._entries, ">u8")[::2].astype(np.int64) - self._base).astype(dtype, copy=False)
 
     def __iter__(self) -> Iterator[int]:
         numbers = array("Q", bytes(self._entries))
