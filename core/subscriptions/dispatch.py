@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import groupby, islice
 
+from qb.core.columns import Numbers, Offsets, np
+from qb.core.offset_columns import marked, near_each_other, runs_of_column
 from qb.core.pacing import AT_ONCE
 from qb.core.subscriptions.failures import take_back_due
 from qb.core.subscriptions.messages.adaptive_window import MOST_BY_KEY
@@ -13,7 +15,7 @@ from qb.core.subscriptions.messages.message_records import MessageRecord, Messag
 from qb.core.subscriptions.push_decisions import Decision, PushDecision
 from qb.core.subscriptions.queues.key_order import KeyOrderedQueue
 from qb.core.subscriptions.subscription_state import MAX_WAITING, SubscriptionState
-from qb.core.wire.offset_runs import marked, near_each_other, runs_of
+from qb.core.wire.offset_runs import runs_of
 
 REDELIVERED_AT_ONCE = 4 * AT_ONCE  # messages that had come back and go out in one decision: a save precedes each
 
@@ -123,11 +125,12 @@ def _offer_ready(state: SubscriptionState, now: float, limit: int | None) -> lis
         deliver for subscriber, records in assigned.items() for deliver in _hand_over(state, subscriber, records, now)
     ]
     if state.keyed is not None and not (limit and deliveries):
-        for subscriber, by_partition in state.keyed.pass_on(state.round_robin, limit or REDELIVERED_AT_ONCE).items():
-            for partition, offsets in by_partition.items():
-                offsets.sort()
-                state.pass_on(state.cursors[partition], offsets)
-                deliveries += _lease_scattered(state, subscriber, partition, offsets, now)
+        passed_on = state.keyed.pass_on(state.round_robin, limit or REDELIVERED_AT_ONCE)
+        for (subscriber, partition), (offsets, numbers) in passed_on.items():
+            state.pass_on(state.cursors[partition], offsets)
+            order = np.argsort(offsets)
+            both = np.array(offsets)[order], np.array(numbers, np.int32)[order]
+            deliveries += _lease_scattered(state, subscriber, partition, *both, now)
     return deliveries
 
 
@@ -226,27 +229,35 @@ def _lease_whatever_the_keys(
 def _lease_by_key(
     state: SubscriptionState, keyed: KeyOrderedQueue, cursor: Cursor, count: int, now: float
 ) -> list[PushDecision]:
-    state.put_in_key_queues()
-    already, cursor.held_up_by = len(cursor.passed), None
-    looked_at, given = keyed.distribute(cursor, state.round_robin, count)
-    cursor.take_keys(looked_at)
-    state.count_waiting(len(cursor.passed) - already)
-    state.move(cursor, cursor.next + looked_at, cursor.end)
+    state.count_keys()
+    first = cursor.next
+    choice, numbers = keyed.distribute(cursor, state.round_robin, count)
+    cursor.held_up_by = choice.held_up_by
+    cursor.take_keys(choice.looked_at)
+    state.count_waiting(len(choice.passed))
+    state.move(cursor, first + choice.looked_at, cursor.end)
     return [
         deliver
-        for subscriber, offsets in given.items()
-        for deliver in _lease_scattered(state, subscriber, cursor.partition, offsets, now)
+        for subscriber, places in choice.given
+        for deliver in _lease_scattered(state, subscriber, cursor.partition, places + first, numbers[places], now)
     ]
 
 
 def _lease_scattered(
-    state: SubscriptionState, subscriber: JoinedSubscriber, partition: int, offsets: list[int], now: float
+    state: SubscriptionState,
+    subscriber: JoinedSubscriber,
+    partition: int,
+    offsets: Offsets,
+    numbers: Numbers,
+    now: float,
 ) -> list[PushDecision]:
     """Lease messages that were never delivered, in offset order: one lease for those that lie near each other."""
     for near in near_each_other(offsets):
-        span, held = marked(near)
-        state.lease(subscriber, partition, span, 1, recorded=False, now=now, held=held)
-    return [PushDecision(subscriber.name, partition, tuple(runs_of(offsets)), 1)]
+        span, held = marked(offsets[near])
+        keys = np.zeros(len(span), np.int32)
+        keys[offsets[near] - span.start] = numbers[near]
+        state.lease(subscriber, partition, span, 1, recorded=False, now=now, held=held, numbers=keys)
+    return [PushDecision(subscriber.name, partition, tuple(runs_of_column(offsets)), 1)]
 
 
 def room(state: SubscriptionState) -> int:

@@ -67,9 +67,10 @@ def _first_overdue(
     """
     partition, offset = lease.partition, lease.offsets[0]
     key = state.key_in_flight(lease, offset)
-    earlier = [] if key is None else keyed.queue_of(key).up_to((partition, offset - 1))
-    for looked_at, (_, at) in enumerate(earlier):
-        other = state.subscribers[lease.subscriber.name].lease_of(partition, at)
+    holder = state.subscribers[lease.subscriber.name]
+    earlier = [] if key is None else keyed.up_to(holder, key, partition, offset - 1)
+    for looked_at, at in enumerate(earlier):
+        other = holder.lease_of(partition, at)
         if other is not None and other.due <= now:
             return other, range(at, at + 1), looked_at
     return lease, range(offset, offset + 1), len(earlier)
@@ -102,7 +103,7 @@ def died(state: SubscriptionState, name: str, now: float) -> None:
 def _depart(state: SubscriptionState, departure: Departure) -> None:
     """Take a subscriber out, and begin to take back what it held; decide() goes on with what is left."""
     subscriber = departure.subscriber
-    state.put_in_key_queues()
+    state.count_keys()
     del state.subscribers[subscriber.name]
     state.round_robin.leave(subscriber)
     state.share_windows()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
+from qb.core.columns import np
+from qb.core.offset_columns import ascending
 from qb.core.subscriptions.failures import fail, take_back_followers
 from qb.core.subscriptions.messages.cursor import Cursor
 from qb.core.subscriptions.messages.joined_subscriber import MOST_ACKED, JoinedSubscriber
@@ -35,24 +36,26 @@ def ack_scattered(
     Each message is looked at in the leases whose spans it lies in, which is mostly one.
     """
     subscriber, cursor = state.member(name), state.cursor(partition)
-    runs = [part for run in runs if (part := _delivered(cursor, run))]  # bounds what a peer may name
+    runs = list(runs)
     if len(runs) < 2 or sum(map(len, runs)) > MOST_ACKED:
-        return runs
-    offsets = sorted({*chain.from_iterable(runs)})
-    for _ in range(LEASES_AT_ONCE):
-        lease = subscriber.lease_of(partition, offsets[0])
+        return [part for run in runs if (part := _delivered(cursor, run))]  # bounds what a peer may name
+    offsets = ascending(np.fromiter(chain.from_iterable(runs), np.uint64).astype(np.int64))
+    delivered = np.searchsorted(offsets, (0, cursor.next))  # one beyond 2^63 is negative here
+    offsets = offsets[delivered[0] : delivered[1]]
+    for _ in range(LEASES_AT_ONCE if len(offsets) else 0):
+        lease = subscriber.lease_of(partition, int(offsets[0]))
         if lease is None or lease.recorded or lease.offsets.step != 1:
             break
-        end = bisect_left(offsets, lease.offsets.stop)
+        end = int(np.searchsorted(offsets, lease.offsets.stop))
         released, others = state.release_scattered(subscriber, lease, offsets[:end])
         subscriber.looked_at += 1 + end // 10
-        state.settle_fresh(cursor, lease, (released,))
+        state.settle_fresh(lease, (released,))
         state.settlements.note(cursor, released, now, f"acked by {name}")
         _note_acked(state, subscriber, len(released), now)
-        offsets = others + offsets[end:]
-        if not offsets:
+        offsets = np.concatenate([others, offsets[end:]]) if len(others) else offsets[end:]
+        if not len(offsets):
             break
-    return list(runs_of(offsets))
+    return list(runs_of(offsets.tolist()))
 
 
 def _delivered(cursor: Cursor, run: range) -> range:
@@ -88,7 +91,7 @@ def _settle_leased(state: SubscriptionState, cursor: Cursor, lease: Lease, part:
         for offset in chain.from_iterable(released):
             state.settle(cursor.leased[offset])
     else:
-        state.settle_fresh(cursor, lease, released)
+        state.settle_fresh(lease, released)
     return released
 
 

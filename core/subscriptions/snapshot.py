@@ -163,8 +163,15 @@ def _keyed_messages(state: SubscriptionState, cursor: Cursor) -> Iterator[KeyedM
         for lease in subscriber.leases(cursor.partition):
             for run, keys in lease.keys_held():
                 yield KeyedMessages(1, list(run), list(keys))
-    if cursor.keys:
-        yield KeyedMessages(1, list(cursor.keys), list(cursor.keys.values()))
+    if state.keyed is not None:
+        for holder in state.holders():
+            offsets: list[int] = []
+            numbers: list[int] = []
+            for lease in holder.leases(cursor.partition):
+                if lease.numbers is not None:
+                    lease.list_keyed(offsets, numbers)
+            if offsets:
+                yield KeyedMessages(1, offsets, state.keyed.table.names(numbers))
     if cursor.passed:
         yield KeyedMessages(0, list(cursor.passed), list(cursor.passed.values()))
     for (attempts, *past), records in _by_history(cursor):

@@ -317,7 +317,7 @@ class Subscription:
         if leased or offset in cursor.waiting or offset in cursor.passed or not cursor.dropped <= offset < cursor.next:
             return False
         record = MessageRecord(partition, offset, key=key)
-        state.put_in_key_queues()
+        state.count_keys()
         if state.keyed is not None:
             state.keyed.admit(record)
         state.make_ready(record)

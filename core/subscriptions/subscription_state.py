@@ -8,6 +8,7 @@ from itertools import chain
 from random import Random
 from typing import TypeVar
 
+from qb.core.columns import Numbers, Offsets
 from qb.core.pacing import spend
 from qb.core.subscriptions.messages.cursor import Cursor
 from qb.core.subscriptions.messages.deadlines import NEVER, Deadlines
@@ -146,15 +147,19 @@ class SubscriptionState:
         now: float,
         held: bytearray | None = None,
         keys: tuple[str | None, ...] = (),
+        numbers: Numbers | None = None,
     ) -> Lease:
         """Put a run in flight; of its offsets, those with a 1 in `held`, or all.
 
-        If `keys` are given, the lease keeps them, and the messages have no key queues.
+        In key_shared the lease knows the keys of messages without a record: by their numbers in the table of keys,
+        where they are counted, or as `keys` where they are not.
         """
         lease = Lease(subscriber, partition, offsets, attempt, recorded, now, held)
         if keys:
             lease.keys, lease.keys_from = keys, offsets.start
             self.in_rows += lease.count
+        elif numbers is not None:
+            lease.numbers, lease.keys_from = numbers, offsets.start
         subscriber.add(lease)
         self.open.add(lease.count)
         self.deadlines.set(lease, now + self.options.ack_deadline)
@@ -172,16 +177,16 @@ class SubscriptionState:
         return released
 
     def release_scattered(
-        self, subscriber: JoinedSubscriber, lease: Lease, offsets: list[int]
-    ) -> tuple[list[int], list[int]]:
+        self, subscriber: JoinedSubscriber, lease: Lease, offsets: Offsets
+    ) -> tuple[Offsets, Offsets]:
         """End the lease of these offsets; returns those that were held, and the others.
 
         The caller says where those are now that were held.
         """
         released, others = subscriber.release_scattered(lease, offsets)
         self._count_released(lease, len(released))
-        if released and subscriber.started:
-            subscriber.started.difference_update((lease.partition, offset) for offset in released)
+        if subscriber.started:
+            subscriber.started.difference_update((lease.partition, offset) for offset in released.tolist())
         self.changed.add(lease.partition)
         return released, others
 
@@ -190,42 +195,44 @@ class SubscriptionState:
         if lease.keys:
             self.in_rows -= count
 
-    def put_in_key_queues(self) -> None:
-        """Let every message in flight have its key queue: from now on it matters which key it has."""
+    def count_keys(self) -> None:
+        """Let the table of keys count every message in flight: from now on it matters which key it has."""
         if self.keyed is None or not self.in_rows:
             return
         for subscriber in self.subscribers.values():
             for lease in subscriber.leases():
-                for run, keys in lease.keys_held():
-                    self.keyed.take_in(self.cursors[lease.partition], run, keys, subscriber)
-                lease.keys = ()
+                if lease.keys:
+                    lease.numbers, lease.keys = self.keyed.table.number_all(lease.keys), ()
+                    self.keyed.table.take(lease.numbers_at(lease.held_offsets()), subscriber)
         spend(self.in_rows // 4)
         self.in_rows = 0
 
     def take_back(self, lease: Lease, part: range) -> list[MessageRecord]:
         """End the lease of some messages and return them with their records, in offset order."""
-        self.put_in_key_queues()
+        self.count_keys()
         released = self.release(lease, part)
         cursor = self.cursors[lease.partition]
         records = []
         for offset in chain.from_iterable(released):
-            record = cursor.leased.pop(offset, None) or self._new_record(cursor, offset, lease.attempt)
+            record = cursor.leased.pop(offset, None) or self._new_record(lease, offset)
             record.holder = lease.subscriber.name
             records.append(record)
         return records
 
-    def _new_record(self, cursor: Cursor, offset: int, attempts: int) -> MessageRecord:
-        record = MessageRecord(cursor.partition, offset, attempts)
+    def _new_record(self, lease: Lease, offset: int) -> MessageRecord:
+        record = MessageRecord(lease.partition, offset, lease.attempt)
         if self.keyed is not None:
-            record.key = cursor.keys.pop(offset)
+            number = lease.number_at(offset)
+            record.key = self.keyed.table.name(number)
             self.keyed.admit(record)
+            self.keyed.table.give_back(number)
         return record
 
-    def pass_on(self, cursor: Cursor, offsets: Iterable[int]) -> None:
+    def pass_on(self, cursor: Cursor, offsets: list[int]) -> None:
         """Note that messages that were passed over go out now; lease() follows."""
         for offset in offsets:
-            cursor.keys[offset] = cursor.passed.pop(offset)
-            self.count_waiting(-1)
+            del cursor.passed[offset]
+        self.count_waiting(-len(offsets))
 
     def make_ready(self, record: MessageRecord) -> None:
         """Let a message go out as soon as there is a window, or an idle subscriber if it is to be alone."""
@@ -272,10 +279,11 @@ class SubscriptionState:
         self.queue.settled(record)
         self.changed.add(record.partition)
 
-    def settle_fresh(self, cursor: Cursor, lease: Lease, released: Iterable[Iterable[int]]) -> None:
+    def settle_fresh(self, lease: Lease, released: Iterable[range | Offsets]) -> None:
         """Forget messages that have no record; the caller has ended this lease of them."""
-        if self.keyed is not None and not lease.keys:
-            self.keyed.settled_fresh(cursor, chain.from_iterable(released))
+        if self.keyed is not None and lease.numbers is not None:
+            for part in released:
+                self.keyed.settled_fresh(lease.numbers_at(part))
 
     def find_acked(self, subscriber: JoinedSubscriber, partition: int, run: range) -> list[tuple[Lease, range]]:
         """Return what the subscriber holds of a run, and what it held before it left and joined again."""
@@ -287,9 +295,10 @@ class SubscriptionState:
 
     def key_in_flight(self, lease: Lease, offset: int) -> str | None:
         """Return the key of a message that is held under this lease, in key_shared."""
-        self.put_in_key_queues()
-        cursor = self.cursors[lease.partition]
-        return cursor.leased[offset].key if lease.recorded else cursor.keys[offset]
+        self.count_keys()
+        if lease.recorded or self.keyed is None:
+            return self.cursors[lease.partition].leased[offset].key
+        return self.keyed.table.name(lease.number_at(offset))
 
     def is_held_up(self, cursor: Cursor) -> bool:
         """Return whether the fresh messages of a partition wait for the window of the subscriber of the first one."""
@@ -302,7 +311,9 @@ class SubscriptionState:
         """Settle whatever is open below this offset, in flight or waiting."""
         for holder in self.holders():
             for lease in list(holder.leases(cursor.partition)):
-                self.release(lease, intersect(lease.offsets, range(end)))
+                released = self.release(lease, intersect(lease.offsets, range(end)))
+                if not lease.recorded:
+                    self.settle_fresh(lease, released)
         waiting = _pop_below(cursor.waiting, end)
         self.count_waiting(-len(waiting))
         records = waiting + _pop_below(cursor.leased, end)
@@ -311,13 +322,9 @@ class SubscriptionState:
             record.due = NEVER
         self.isolated = {record: None for record in self.isolated if record.state is MessageState.ISOLATED}
         if self.keyed is not None:
-            in_flight, passed = _pop_below(cursor.keys, end), _pop_below(cursor.passed, end)
+            passed = _pop_below(cursor.passed, end)
             self.count_waiting(-len(passed))
-            if any(each.is_open for each in self.cursors.values()):
-                keys = {*map(queue_key, records), *(key for key in in_flight if key is not None), *passed}
-                self.keyed.drop(cursor.partition, end, keys)
-            else:
-                self.keyed.clear()
+            self.keyed.drop(cursor.partition, end, {*map(queue_key, records), *passed})
         self.dead_lettering = [d for d in self.dead_lettering if d.partition != cursor.partition or d.offset >= end]
         self.changed.add(cursor.partition)
 

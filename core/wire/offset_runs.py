@@ -6,7 +6,6 @@ A run is a `range` with a positive step. A backlog dealt out to k subscribers is
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from math import gcd
 
 EMPTY = range(0)
@@ -55,26 +54,3 @@ def runs_of_ascending(offsets: list[int]) -> Iterable[range]:
     if offsets[-1] - offsets[0] == len(offsets) - 1:
         return [range(offsets[0], offsets[-1] + 1)]
     return runs_of(offsets)
-
-
-NEAR = 256  # offsets from one message to the next: up to here they share a span
-
-
-def near_each_other(offsets: list[int]) -> list[list[int]]:
-    """Cut ascending offsets where the next one is far away, so that a span holds few offsets that are none of them."""
-    if offsets[-1] - offsets[0] <= NEAR:
-        return [offsets]
-    cuts = [at for at, (one, other) in enumerate(pairwise(offsets), 1) if other - one > NEAR]
-    return [offsets[first:end] for first, end in pairwise([0, *cuts, len(offsets)])]
-
-
-def marked(offsets: list[int]) -> tuple[range, bytearray | None]:
-    """Return the span of ascending offsets, and a 1 for each of them in it; None instead if they fill the span."""
-    first = offsets[0]
-    span = range(first, offsets[-1] + 1)
-    if len(span) == len(offsets):
-        return span, None
-    marks = bytearray(len(span))
-    for offset in offsets:
-        marks[offset - first] = 1
-    return span, marks

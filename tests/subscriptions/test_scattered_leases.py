@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qb.core.columns import np
+from qb.core.offset_columns import NEAR, marked, near_each_other, runs_of_column
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.leases import Lease
-from qb.core.wire.offset_runs import NEAR, marked, near_each_other
 from tests.support.subscription_tools import Bench
 
 offsets = st.sets(st.integers(0, 60), min_size=1).map(sorted)
@@ -19,7 +20,7 @@ runs = st.lists(
 
 
 def lease_of(held: list[int]) -> Lease:
-    span, marks = marked(held)
+    span, marks = marked(np.array(held))
     return Lease(JoinedSubscriber("x", 100, False), 0, span, 1, False, 0.0, marks)
 
 
@@ -38,7 +39,7 @@ def test_the_named_offsets_are_released_and_no_others(held: list[int], named: se
     lease = lease_of(held)
     gone = sorted(named & set(lease.offsets))
     expected = [offset for offset in held if offset in gone], [offset for offset in gone if offset not in held]
-    assert lease.release_scattered(gone) == expected
+    assert tuple(each.tolist() for each in lease.release_scattered(np.array(gone, np.int64))) == expected
     left = [offset for offset in held if offset not in gone]
     assert (held_by(lease), lease.count) == (left, len(left))
     if left:
@@ -47,11 +48,26 @@ def test_the_named_offsets_are_released_and_no_others(held: list[int], named: se
 
 @given(st.sets(st.integers(0, 10_000), min_size=1).map(sorted))
 def test_a_span_has_no_gap_that_is_long(scattered: list[int]) -> None:
-    groups = near_each_other(scattered)
-    assert [offset for group in groups for offset in group] == scattered
+    column = np.array(scattered)
+    groups = [column[group] for group in near_each_other(column)]
+    assert [offset for group in groups for offset in group.tolist()] == scattered
     for group in groups:
         span, _ = marked(group)
         assert len(span) <= len(group) * NEAR
+
+
+@given(st.text("ab", min_size=3, max_size=9))
+def test_an_ack_of_what_was_never_delivered_settles_nothing(keys: str) -> None:
+    bench = Bench(0, "x", keys=keys, mode="key_shared")
+    bench.deliver()
+    beyond = [range(2**63 - 1, 2**63 + 2**33, 2**32), range(2**62, 2**62 + 1)]
+    assert bench.subscription.ack("x", 0, [*beyond, range(1, 2), range(1, 2)], bench.now) == 1
+    assert bench.subscription.floor(0) == 0
+
+
+@given(st.sets(st.integers(0, 30), min_size=1).map(sorted))
+def test_runs_of_a_column_are_its_offsets_in_order(scattered: list[int]) -> None:
+    assert [offset for run in runs_of_column(np.array(scattered)) for offset in run] == scattered
 
 
 @given(st.text("abcd.", min_size=1, max_size=40), st.integers(1, 3), runs)

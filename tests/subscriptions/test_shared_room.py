@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from qb.core.columns import np
 from qb.core.subscriptions.messages.settlements import MOST_OF_ONE, SettlementNotes
 from qb.core.subscriptions.shared_room import LEAST, SharedRoom
 from qb.core.subscriptions.subscription import Subscription
@@ -141,7 +142,7 @@ def test_the_oldest_settlements_of_all_partitions_are_forgotten_first():
 def test_many_offsets_in_one_note_count_as_many_notes_and_one_partition_has_its_own_limit():
     notes = SettlementNotes()
     cursor = one_of(SharedRoom(settlements=notes), "s")._state.cursors[0]
-    notes.note(cursor, list(range(0, 10_000, 2)), 1.0, "acked")
+    notes.note(cursor, np.arange(0, 10_000, 2), 1.0, "acked")
     assert notes.cost == 101
     assert notes.find(cursor, 4) is not None
     assert notes.find(cursor, 5) is None

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from qb.core.subscriptions import dispatch, failures
 from qb.core.subscriptions.push_decisions import DeadLetterDecision, Decision, PushDecision
-from qb.core.subscriptions.queues import key_queue, round_robin
+from qb.core.subscriptions.queues import key_order, key_queue, round_robin
 from qb.core.subscriptions.save_urgency import SaveUrgency
 from qb.core.subscriptions.snapshot import PartitionSnapshot, SnapshotChanges, SubscriptionSnapshot, merged
 from qb.core.subscriptions.subscription import Subscription
@@ -105,6 +105,7 @@ class Machine(RuleBasedStateMachine):
             self.patches.setattr(dispatch, "MOST_BY_KEY", 5)
             self.patches.setattr(key_queue, "MOST_IN_FLIGHT", 4)
             self.patches.setattr(round_robin, "BUSY", 2)
+        self.patches.setattr(key_order, "FEW", seed % 2 * key_order.FEW)  # else messages are looked at by columns
         self.now = 1000.0
         self.random = Random(seed)
         self.options = SubscriptionOptions(

@@ -23,7 +23,6 @@ class Cursor:
         "dropped",
         "end",
         "held_up_by",
-        "keys",
         "keys_at_hand",
         "leased",
         "next",
@@ -46,9 +45,8 @@ class Cursor:
         self.dropped = 0  # retention has removed what lies below
         self.waiting: dict[int, MessageRecord] = {}
         self.leased: dict[int, MessageRecord] = {}  # those in flight that have a record; the others are in leases alone
-        # In key_shared, the keys of messages without a record, by offset:
-        self.keys: dict[int, str | None] = {}  # those in flight
-        self.passed: dict[int, str] = {}  # those that were looked at and could not go out
+        # In key_shared, the keys of messages that have no record and are not in flight:
+        self.passed: dict[int, str] = {}  # those that were looked at and could not go out, by offset
         self.keys_at_hand: Sequence[str | None] = ()  # the fresh ones from `next` to `end`
         self.held_up_by: JoinedSubscriber | None = None  # it had no room for the key of the message at `next`
         self.settlements: Settlements = None  # kept by SettlementNotes
@@ -57,11 +55,6 @@ class Cursor:
         """Return every unsettled message that has a record."""
         yield from self.waiting.values()
         yield from self.leased.values()
-
-    @property
-    def is_open(self) -> bool:
-        """Has it messages in key_shared that are in flight or wait?"""
-        return bool(self.keys or self.passed or self.waiting or self.leased)
 
     def offer_keys(self, keys: Sequence[str | None]) -> None:
         """Take in the keys of fresh messages that follow those at hand."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+from qb.core.columns import Offsets
 from qb.core.pacing import AT_ONCE
 from qb.core.subscriptions.messages.adaptive_window import LEAST, MOST, AdaptiveWindow
 from qb.core.subscriptions.messages.leases import Lease, LeaseIndex
@@ -13,6 +14,25 @@ from qb.core.wire.offset_runs import intersect
 IN_FLIGHT_TOGETHER = 20_000  # messages, to all subscribers of a subscription: a step that meets all stays short
 LEAST_SHARE = 100  # messages: each subscriber may have so many in flight, however many others there are
 MOST_ACKED = 10 * AT_ONCE  # messages that one step acks: each costs about a tenth of what a lease costs
+
+
+class OffsetsByKey:
+    """Messages of a partition by the numbers of their keys: what was in flight once, and may be so still."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[int, list[int]] = {}
+        self.count = 0  # messages that were added
+
+    def add(self, lease: Lease) -> None:
+        """Add those of a lease that knows their keys."""
+        if lease.numbers is None:
+            return
+        offsets: list[int] = []
+        numbers: list[int] = []
+        lease.list_keyed(offsets, numbers)
+        for offset, number in zip(offsets, numbers, strict=True):
+            self.offsets.setdefault(number, []).append(offset)
+        self.count += lease.count
 
 
 class JoinedSubscriber:
@@ -34,6 +54,7 @@ class JoinedSubscriber:
         self.started: set[tuple[int, int]] = set()  # (partition, offset) that it has named and not settled
         self.looked_at = 0  # leases and waiting messages compared with its runs since it joined: what settling costs
         self._leases: dict[int, LeaseIndex] = {}  # by partition; none is empty
+        self._by_key: dict[int, OffsetsByKey] = {}  # by partition, where something has failed
         self._acked: dict[int, int] = {}  # how many of the unsaved ones, by the number of the snapshot that has them
 
     def share(self, among: int) -> None:
@@ -99,12 +120,17 @@ class JoinedSubscriber:
 
     def add(self, lease: Lease) -> None:
         """Hold one more lease."""
-        self._leases.setdefault(lease.partition, LeaseIndex()).add(lease)
+        index = self._leases.setdefault(lease.partition, LeaseIndex())
+        index.add(lease)
         self.in_flight += lease.count
+        if known := self._by_key.get(lease.partition):
+            known.add(lease)
+            if known.count > 2 * index.count + MOST_ACKED:  # most of them are settled
+                del self._by_key[lease.partition]
 
     def forget_all(self) -> None:
         """Hold nothing any more: the subscription is no more."""
-        self._leases = {}
+        self._leases, self._by_key = {}, {}
         self.in_flight = 0
 
     def find(self, partition: int, run: range) -> list[tuple[Lease, range]]:
@@ -150,7 +176,29 @@ class JoinedSubscriber:
             del self._leases[lease.partition]
         return released
 
-    def release_scattered(self, lease: Lease, offsets: list[int]) -> tuple[list[int], list[int]]:
+    def offsets_of(self, partition: int, number: int) -> list[int]:
+        """Return what it holds of the key with this number and has no record, in order.
+
+        The first call looks at all that it holds of the partition; from then on it knows them by key.
+        """
+        index = self._leases.get(partition)
+        if index is None:
+            return []
+        known = self._by_key.get(partition)
+        if known is None:
+            known = self._by_key[partition] = OffsetsByKey()
+            for lease in index:
+                known.add(lease)
+        offsets = [offset for offset in known.offsets.pop(number, ()) if self._is_of_key(partition, offset, number)]
+        if offsets:
+            known.offsets[number] = offsets
+        return sorted(offsets)
+
+    def _is_of_key(self, partition: int, offset: int, number: int) -> bool:
+        lease = self.lease_of(partition, offset)
+        return lease is not None and lease.numbers is not None and lease.number_at(offset) == number
+
+    def release_scattered(self, lease: Lease, offsets: Offsets) -> tuple[Offsets, Offsets]:
         """Hold these offsets of a lease no longer; returns those that were held, and the others."""
         index = self._leases[lease.partition]
         index.remove(lease)

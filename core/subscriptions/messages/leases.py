@@ -15,6 +15,7 @@ from typing import Protocol
 
 import msgspec
 
+from qb.core.columns import Numbers, Offsets, np
 from qb.core.subscriptions.messages.deadlines import NEVER
 
 _start = attrgetter("offsets.start")
@@ -47,8 +48,9 @@ class Lease(msgspec.Struct, eq=False, gc=False):
     since: float
     _held: bytearray | None = None  # a 1 for each offset that is held; None: all are
     count: int = 0  # messages that are held
-    keys: tuple[str | None, ...] = ()  # in key_shared, of the run as it was pushed, if its messages have no key queues
-    keys_from: int = 0  # the offset of the first of them
+    keys: tuple[str | None, ...] = ()  # in key_shared, of the run as it was pushed, if they have no numbers yet
+    numbers: Numbers | None = None  # in key_shared, of the keys of all in the span as it was pushed; None: not known
+    keys_from: int = 0  # the offset of the first of these
     due: float = 0.0  # the deadline; set by Deadlines
     bits: int = 0  # of its length; set by LeaseIndex
 
@@ -77,6 +79,34 @@ class Lease(msgspec.Struct, eq=False, gc=False):
             first = self.keys_from
             yield run, self.keys[run.start - first : run.stop - first : run.step]
 
+    def number_at(self, offset: int) -> int:
+        """Return the number of the key of a message; the lease must know it."""
+        assert self.numbers is not None
+        return int(self.numbers[offset - self.keys_from])
+
+    def numbers_at(self, released: range | Offsets) -> Numbers:
+        """Return the numbers of the keys of messages that it holds or held; it must know them."""
+        assert self.numbers is not None
+        first = self.keys_from
+        if isinstance(released, range):
+            return self.numbers[released.start - first : released.stop - first : released.step]
+        return self.numbers[released - first]
+
+    def list_keyed(self, offsets: list[int], numbers: list[int]) -> None:
+        """Add to these lists what is held, and the numbers of its keys; the lease must know them."""
+        if self.count == 1:  # there may be thousands of these
+            offsets.append(self.offsets.start)
+            numbers.append(self.number_at(self.offsets.start))
+        else:
+            held = self.held_offsets()
+            offsets += held.tolist()
+            numbers += self.numbers_at(held).tolist()
+
+    def held_offsets(self) -> Offsets:
+        """Return the messages that are held."""
+        offsets = np.arange(self.offsets.start, self.offsets.stop, self.offsets.step)
+        return offsets if self._held is None else offsets[np.frombuffer(self._held, np.bool_)]
+
     def release(self, part: range) -> list[range]:
         """Hold these no longer, a run out of its offsets; returns those that were held."""
         if self._held is None and len(part) == self.count:
@@ -96,31 +126,30 @@ class Lease(msgspec.Struct, eq=False, gc=False):
                 self._trim()
         return released
 
-    def release_scattered(self, offsets: list[int]) -> tuple[list[int], list[int]]:
+    def release_scattered(self, offsets: Offsets) -> tuple[Offsets, Offsets]:
         """Hold these offsets of its span no longer; returns those that were held, and the others. Its step must be 1.
 
         It costs as much as there are of them.
         """
-        first, held = self.offsets.start, self._held
-        if held is None:
-            released, others = offsets, []
-        else:
-            released = [offset for offset in offsets if held[offset - first]]
-            others = [offset for offset in offsets if not held[offset - first]] if len(released) < len(offsets) else []
+        if self._held is None:
+            self._held = bytearray(b"\1") * len(self.offsets)
+        marks = np.frombuffer(self._held, np.bool_)
+        places = offsets - self.offsets.start
+        held = marks[places]
+        marks[places] = False
+        del marks  # else the marks cannot be cut
+        released = offsets[held]
         self.count -= len(released)
         if not self.count:
             self.offsets, self._held, self.due = self.offsets[:0], None, NEVER
-        elif released:
-            held = self._held = held or bytearray(b"\1") * len(self.offsets)
-            for offset in released:
-                held[offset - first] = 0
+        else:
             self._trim()
-        return released, others
+        return released, offsets[~held]
 
     def split(self, part: range) -> Lease:
         """Return a new lease of what is held of the part; this one holds it no longer. Some of it must be held."""
         new = Lease(self.subscriber, self.partition, part, self.attempt, self.recorded, self.since)
-        new.keys, new.keys_from = self.keys, self.keys_from
+        new.keys, new.numbers, new.keys_from = self.keys, self.numbers, self.keys_from
         if self._held is not None:
             new._held = self._held[self._slice(part)]
         new.count = sum(map(len, self.release(part)))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict
 from itertools import count
 from typing import Protocol
 
 import msgspec
+
+from qb.core.columns import Offsets, np
 
 MOST = 100_000  # notes of all subscriptions together: about 40 MB
 MOST_OF_ONE = 1_000  # notes of a partition of a subscription
@@ -54,9 +55,9 @@ class SettlementNotes:
     def __len__(self) -> int:
         return len(self._order)
 
-    def note(self, cursor: Noted, offsets: range | list[int], when: float, how: str) -> None:
+    def note(self, cursor: Noted, offsets: range | Offsets, when: float, how: str) -> None:
         """Remember how some messages were settled."""
-        packed = offsets if isinstance(offsets, range) else array("Q", offsets).tobytes()
+        packed = offsets if isinstance(offsets, range) else offsets.astype(np.uint64).tobytes()
         made = Settlement(next(self._number), packed, when, how)
         if not cursor.settlements:
             cursor.settlements = [made]

@@ -1,25 +1,28 @@
 """Messages in key order: all of one key to one subscriber, in order.
 
-A message that goes out when it is read costs a place among those of its key that are in flight, and nothing else. Those
-that cannot go out are passed over: they wait behind their key. Only a message that came back has a record.
+A message that goes out when it is read is counted with its key, and costs nothing else. Those that cannot go out are
+passed over: they wait behind their key. Only a message that came back has a record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
-from itertools import count, islice
+from itertools import count, islice, pairwise, repeat
 
+from qb.core.columns import FEW, Flags, Numbers, begins_of, distinct, np
 from qb.core.subscriptions.messages.cursor import Cursor
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.message_records import MessageRecord
+from qb.core.subscriptions.queues import key_queue
+from qb.core.subscriptions.queues.key_choices import Choice, choose
 from qb.core.subscriptions.queues.key_queue import KeyQueue, place_of
+from qb.core.subscriptions.queues.key_table import MAYBE, NO_KEY, NOBODY, NOWHERE, KeyTable
 from qb.core.subscriptions.queues.round_robin import RoundRobin, Turns
-from qb.core.subscriptions.subscription_options import LARGEST_WINDOW
 
 QueueKey = str | tuple[int, int]  # a key, or the position of a message that has none
 Entry = tuple[int, int, KeyQueue]  # the offset of its head, a tie-breaker, a queue
-PassedOn = dict[JoinedSubscriber, dict[int, list[int]]]  # offsets by subscriber and partition
+PassedOn = dict[tuple[JoinedSubscriber, int], tuple[list[int], list[int]]]  # by partition too: offsets, key numbers
 
 
 class KeyOrderedQueue:
@@ -30,20 +33,29 @@ class KeyOrderedQueue:
     """
 
     def __init__(self) -> None:
-        self._keys: dict[QueueKey, KeyQueue] = {}
+        self.table = KeyTable()
+        self._keys: dict[QueueKey, KeyQueue] = {}  # of which something waits, or has a record
         self._movable: list[Entry] = []
         self._waiting_for_room: dict[JoinedSubscriber, list[Entry]] = {}
-        self._passed: dict[JoinedSubscriber | None, dict[KeyQueue, None]] = {}  # that can pass on, by owner, in turn
+        self._passed: dict[int, dict[KeyQueue, None]] = {}  # that can pass on, by the owner's number, in turn
         self._number = count()
 
     # Messages with a record
 
     def admit(self, record: MessageRecord) -> None:
         """Put a message that has a record now into its queue; before anything else is done with it."""
-        queue = self._keys.get(queue_key(record))
-        if queue is None:
-            queue = self._keys[queue_key(record)] = KeyQueue(record.key)
+        queue = self._queue(queue_key(record))
         queue.recorded.open[place_of(record)] = record
+        self._mark(queue)
+
+    def _queue(self, name: QueueKey) -> KeyQueue:
+        """Return the queue of this name; it is made if there is none."""
+        queue = self._keys.get(name)
+        if queue is None:
+            key = name if isinstance(name, str) else None
+            number = self.table.number(key)
+            queue = self._keys[name] = KeyQueue(key, number, self.table)
+        return queue
 
     def key_queue(self, record: MessageRecord) -> KeyQueue:
         """Return the queue of an admitted message."""
@@ -62,17 +74,15 @@ class KeyOrderedQueue:
     def settled(self, record: MessageRecord) -> None:
         queue = self.key_queue(record)
         queue.settle(record)
-        self._let_go(queue_key(record), queue)
+        self._tidy(queue_key(record), queue)
         self._schedule(queue)
 
     def left(self, subscriber: JoinedSubscriber) -> None:
-        for queue in self._keys.values():
-            if queue.owner is subscriber:
-                queue.owner = None
+        number = self.table.left(subscriber)
         for entry in self._waiting_for_room.pop(subscriber, ()):
             heappush(self._movable, entry)
-        if passed := self._passed.pop(subscriber, None):
-            self._passed.setdefault(None, {}).update(passed)
+        if passed := self._passed.pop(number, None):
+            self._passed.setdefault(NOBODY, {}).update(passed)
 
     def owner(self, record: MessageRecord) -> JoinedSubscriber | None:
         return self.key_queue(record).owner
@@ -85,7 +95,20 @@ class KeyOrderedQueue:
 
     def followers(self, record: MessageRecord) -> tuple[JoinedSubscriber | None, list[int]]:
         queue = self.key_queue(record)
-        return queue.owner, [offset for _, offset in queue.behind(place_of(record))]
+        owner = queue.owner
+        if owner is None:
+            return None, []
+        offsets = [offset for _, offset in queue.recorded.leased.behind(place_of(record))]
+        if queue.fresh:
+            offsets += [each for each in owner.offsets_of(record.partition, queue.number) if each > record.offset]
+        return owner, sorted(offsets)
+
+    def up_to(self, holder: JoinedSubscriber, key: str, partition: int, offset: int) -> list[int]:
+        """Return which messages of a key and partition a subscriber holds, up to an offset, in order."""
+        offsets = holder.offsets_of(partition, self.table.number(key))
+        if queue := self._keys.get(key):
+            offsets += [each for _, each in queue.recorded.leased.up_to((partition, offset))]
+        return sorted(each for each in offsets if each <= offset)
 
     def assign(self, round_robin: RoundRobin) -> Iterator[tuple[JoinedSubscriber, MessageRecord]]:
         for member in round_robin if self._waiting_for_room else ():
@@ -107,61 +130,89 @@ class KeyOrderedQueue:
 
     # Messages without a record
 
-    def distribute(
-        self, cursor: Cursor, round_robin: RoundRobin, limit: int
-    ) -> tuple[int, dict[JoinedSubscriber, list[int]]]:
+    def distribute(self, cursor: Cursor, round_robin: RoundRobin, limit: int) -> tuple[Choice, Numbers]:
         """Choose the subscribers of fresh messages of a partition that are at hand, until so many go out.
 
-        Those that cannot go out now are passed over; `cursor` knows all of them by their keys then. Where only the
-        subscriber of a key has no room, it ends there unless another subscriber is short of messages.
-        Returns how many messages were looked at, and the offsets that go to each subscriber.
+        Those that cannot go out now are passed over. Where only the subscriber of a key has no room, it ends there
+        unless another subscriber is short of messages. Returns the numbers of the keys at hand as well.
         """
-        partition, queues, open_keys = cursor.partition, self._keys, cursor.keys
-        turns = Turns(round_robin, limit)
-        rooms, left, offset = turns.rooms, turns.left, cursor.next
-        given: dict[JoinedSubscriber, list[int]] = {member: [] for member in rooms}
-        for offset, key in enumerate(cursor.keys_at_hand, cursor.next):
+        turns, numbers = Turns(round_robin, limit), self.table.number_all(cursor.keys_at_hand)
+        if len(numbers) < FEW or not turns.left:
+            choice = self._choose_one_by_one(cursor, numbers, turns)
+        else:
+            choice = choose(self.table, numbers, turns, self._waits(cursor.partition, numbers))
+            for member, places in choice.given:
+                self.table.take(numbers[places], member)
+            if len(choice.passed):
+                self._pass_over(cursor, numbers, choice)
+        turns.end()
+        return choice, numbers
+
+    def _choose_one_by_one(self, cursor: Cursor, numbers: Numbers, turns: Turns) -> Choice:
+        """The same for few messages, which are counted and passed over meanwhile."""
+        partition, rooms, table, left = cursor.partition, turns.rooms, self.table, turns.left
+        given: dict[JoinedSubscriber, list[int]] = {}
+        passed: list[int] = []
+        looked_at, held_up_by = 0, None
+        for number, key in zip(numbers.tolist(), cursor.keys_at_hand, strict=True):
             if not left:
                 break
-            queue = None if key is None else queues.get(key)
-            if queue is None:
-                owner = turns.next()
-                if key is not None:
-                    queue = queues[key] = KeyQueue(key, owner)
+            queue = None if key is None else self._keys.get(key)
+            holder = table.owner_of(number)
+            no_room = holder is not None and rooms[holder] <= 0
+            if no_room and not turns.has_short_subscriber:
+                held_up_by = holder
+                break
+            full = table.counts[number] >= key_queue.MOST_IN_FLIGHT
+            if key is not None and (no_room or full or (queue is not None and queue.keeps_back(partition))):
+                offset = cursor.next + looked_at
+                self._wait(key, partition, (offset,))
+                cursor.passed[offset] = key
+                passed.append(looked_at)
             else:
-                holder = queue.owner
-                no_room = holder is not None and rooms[holder] <= 0
-                if no_room and not turns.has_short_subscriber:
-                    cursor.held_up_by = holder
-                    break
-                if no_room or (not queue.takes_fresh and (queue.full or queue.has_waiting(partition))):
-                    cursor.passed[offset] = key  # type: ignore[assignment]  # there is a queue, so there is a key
-                    if queue.pass_over(partition, offset):
-                        self._note_passed(queue)
-                    continue
-                owner = queue.owner = holder or turns.next()
-            if queue is not None:
-                queue.fresh[partition, offset] = None
-            rooms[owner] -= 1
-            left -= 1
-            open_keys[offset] = key
-            given[owner].append(offset)
-        else:
-            offset = cursor.end
-        turns.end()
-        return offset - cursor.next, {member: offsets for member, offsets in given.items() if offsets}
+                owner = holder or turns.next()
+                table.take_some(number, 1, owner)
+                rooms[owner] -= 1
+                left -= 1
+                given.setdefault(owner, []).append(looked_at)
+            looked_at += 1
+        parts = [(member, np.array(places)) for member, places in given.items()]
+        return Choice(looked_at, parts, np.array(passed, np.int64), held_up_by)
 
-    def take_in(self, cursor: Cursor, run: range, keys: Sequence[str | None], owner: JoinedSubscriber) -> None:
-        """Put messages in flight into the queues of their keys, behind all that are there."""
-        partition, queues = cursor.partition, self._keys
-        cursor.keys.update(zip(run, keys, strict=True))
-        for offset, key in zip(run, keys, strict=True):
-            if key is not None:
-                queue = queues.get(key)
-                if queue is None:
-                    queue = queues[key] = KeyQueue(key)
-                queue.owner = owner
-                queue.fresh[partition, offset] = None
+    def _waits(self, partition: int, numbers: Numbers) -> Flags:
+        """Return which messages of a slice wait behind others of their keys, whoever has room."""
+        table = self.table
+        waits_in = table.waits_in[numbers]
+        waits: Flags = waits_in == partition
+        for number in distinct(numbers[waits_in == MAYBE]):
+            queue = self._keys[table.name(number) or ""]
+            room = 0 if queue.keeps_back(partition) else key_queue.MOST_IN_FLIGHT - queue.in_flight
+            waits[np.flatnonzero(numbers == number)[room:]] = True
+        in_flight = table.in_flight[numbers]
+        if int(in_flight.max()) + len(numbers) > key_queue.MOST_IN_FLIGHT:
+            for number in distinct(numbers[~waits]):
+                room = key_queue.MOST_IN_FLIGHT - table.counts[number]
+                if number != NO_KEY and room < len(numbers):
+                    waits[np.flatnonzero(numbers == number)[room:]] = True
+        return waits
+
+    def _pass_over(self, cursor: Cursor, numbers: Numbers, choice: Choice) -> None:
+        """Let messages of a slice wait behind their keys; the cursor knows them then."""
+        passed = numbers[choice.passed]
+        order = np.argsort(passed, kind="stable")
+        begins = begins_of(passed[order])
+        offsets = (choice.passed[order] + cursor.next).tolist()
+        keys: list[str] = self.table.names(passed.tolist())  # type: ignore[assignment]  # each has one
+        cursor.passed.update(zip((choice.passed + cursor.next).tolist(), keys, strict=True))
+        for first, (begin, end) in zip(order[begins].tolist(), pairwise([*begins.tolist(), len(offsets)]), strict=True):
+            self._wait(keys[first], cursor.partition, offsets[begin:end])
+
+    def _wait(self, key: str, partition: int, offsets: Iterable[int]) -> None:
+        """Let messages wait behind their key."""
+        queue = self._queue(key)
+        queue.pass_over(partition, offsets)
+        self._mark(queue)
+        self._note_passed(queue)
 
     def pass_on(self, round_robin: RoundRobin, limit: int | None) -> PassedOn:
         """Take out messages that were passed over, by subscriber and partition, as far as there is room."""
@@ -170,100 +221,84 @@ class KeyOrderedQueue:
             return given
         turns = Turns(round_robin, limit)
         self._pass_on_to_owners(turns, given)
-        while turns.left and (unowned := self._passed.get(None)):
-            share = -(-turns.left // len(unowned))
-            self._pass_on([next(iter(unowned))], turns.next(), turns, given, share)
+        while turns.left and (unowned := self._passed.get(NOBODY)):
+            self._pass_on(next(iter(unowned)), turns.next(), -(-turns.left // len(unowned)), turns, given)
         self._pass_on_to_owners(turns, given)  # keys that have an owner now may have more than their share
         turns.end()
         return given
 
     def _pass_on_to_owners(self, turns: Turns, given: PassedOn) -> None:
-        for member in list(turns.rooms):
-            while (room := turns.room(member)) and (queues := self._passed.get(member)):
-                self._pass_on(list(islice(queues, room)), member, turns, given)
+        for member in turns.members:
+            owner = self.table.member_number(member)
+            while (room := turns.room(member)) and (queues := self._passed.get(owner)):
+                share = -(-room // len(queues))
+                for queue in list(islice(queues, room)):
+                    self._pass_on(queue, member, share, turns, given)
 
-    def _pass_on(
-        self,
-        queues: list[KeyQueue],
-        member: JoinedSubscriber,
-        turns: Turns,
-        given: PassedOn,
-        most: int = LARGEST_WINDOW,
-    ) -> None:
-        """Give a subscriber what was passed over in these queues, the same number of each while it has room."""
-        share = min(most, -(-turns.room(member) // len(queues)))
-        for queue in queues:
-            self._forget_passed(queue)
-            if taken := queue.take_passed(min(share, turns.room(member))):
-                queue.owner = member
-                turns.take(member, len(taken))
-            for partition, offset in taken:
-                queue.fresh[partition, offset] = None
-                given.setdefault(member, {}).setdefault(partition, []).append(offset)
-            self._note_passed(queue)
+    def _pass_on(self, queue: KeyQueue, member: JoinedSubscriber, most: int, turns: Turns, given: PassedOn) -> None:
+        """Give a subscriber what was passed over in a queue, at most so many, and while it has room."""
+        self._forget_passed(queue)
+        number, key = queue.number, queue.key
+        for partition, offsets in queue.take_passed(min(most, turns.room(member))).items():
+            turns.take(member, len(offsets))
+            self.table.take_some(number, len(offsets), member)
+            all_offsets, numbers = given.setdefault((member, partition), ([], []))
+            all_offsets += offsets
+            numbers += repeat(number, len(offsets))
+        assert key is not None
+        self._tidy(key, queue)
 
-    def settled_fresh(self, cursor: Cursor, offsets: Iterable[int]) -> None:
-        """Forget messages in flight that have no record."""
-        partition, queues, take_key = cursor.partition, self._keys, cursor.keys.pop
-        freed: dict[KeyQueue, None] = {}  # with messages that were passed over: one may go out now
-        for offset in offsets:
-            key = take_key(offset)
-            if key is not None:
-                queue = queues[key]
-                del queue.fresh[partition, offset]
-                if queue.is_empty:
-                    del queues[key]
-                elif not queue.fresh:
-                    self._let_go(key, queue)
-                elif queue.passed:
-                    freed[queue] = None
-        for queue in freed:
-            self._note_passed(queue)
+    def settled_fresh(self, numbers: Numbers) -> None:
+        """Forget messages in flight that have no record, of the keys with these numbers."""
+        for number in self.table.settle(numbers):
+            key = self.table.name(number)
+            assert key is not None
+            self._tidy(key, self._keys[key])
 
     def drop(self, partition: int, end: int, keys: Iterable[QueueKey]) -> None:
-        """Forget all messages of these keys in a partition below an offset."""
+        """Forget all messages of these keys in a partition below an offset that wait or have a record."""
         for key in keys:
             queue = self._keys[key]
             if queue.passed:
                 self._forget_passed(queue)
             queue.drop(partition, end)
-            if queue.bound or queue.passed:
-                self._let_go(key, queue)
-                self._schedule(queue)
-            else:
-                del self._keys[key]
+            self._tidy(key, queue)
+            self._schedule(queue)
 
-    def clear(self) -> None:
-        """Forget all messages."""
-        for known in (self._keys, self._movable, self._waiting_for_room, self._passed):
-            known.clear()
-
-    def _let_go(self, key: QueueKey, queue: KeyQueue) -> None:
-        """Unbind a key of which nothing was delivered that is not settled, and forget it if nothing waits either."""
-        if queue.bound:
-            return
-        self._forget_passed(queue)
-        queue.owner = None
-        if queue.passed:
+    def _tidy(self, name: QueueKey, queue: KeyQueue) -> None:
+        """Unbind a key of which nothing was delivered that is not settled, and forget its queue if it is not needed."""
+        number, owners = queue.number, self.table.owners
+        if owners[number] != NOBODY and not queue.bound:
+            self._forget_passed(queue)
+            owners[number] = NOBODY
+        if queue.is_needed:
             self._note_passed(queue)
         else:
-            del self._keys[key]
+            self._forget_passed(queue)
+            del self._keys[name]
+        self._mark(queue)
+
+    def _mark(self, queue: KeyQueue) -> None:
+        """Let the table know where messages of the key wait."""
+        if queue.number != NO_KEY:
+            self.table.waits_in[queue.number] = queue.waits_in if queue.is_needed else NOWHERE
 
     def queue_of(self, key: str) -> KeyQueue:
-        """Return the queue of a key that has unsettled messages."""
+        """Return the queue of a key of which something waits, or has a record."""
         return self._keys[key]
 
     def _note_passed(self, queue: KeyQueue) -> None:
         """Note that a queue has messages that were passed over, if one of them could go out given room."""
         if queue.passed and queue.can_pass_on():
-            self._passed.setdefault(queue.owner, {})[queue] = None
+            self._passed.setdefault(self.table.owners[queue.number], {})[queue] = None
 
     def _forget_passed(self, queue: KeyQueue) -> None:
-        queues = self._passed.get(queue.owner)
+        owner = self.table.owners[queue.number]
+        queues = self._passed.get(owner)
         if queues is not None:
             queues.pop(queue, None)
             if not queues:
-                del self._passed[queue.owner]
+                del self._passed[owner]
 
     # Queues with a head
 

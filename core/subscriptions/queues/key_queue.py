@@ -1,13 +1,15 @@
-"""The unsettled messages of one key: in flight, passed over, or back with a history."""
+"""The messages of one key that wait or came back, and how many others of it are in flight."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 import msgspec
 
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.message_records import MessageRecord
+from qb.core.subscriptions.queues.key_table import MAYBE, NOWHERE, KeyTable
 from qb.core.subscriptions.queues.shared_queue import ReadyHeap
 from qb.core.subscriptions.queues.sorted_positions import MessagePosition, SortedPositions
 
@@ -70,7 +72,7 @@ class RecordedMessages(msgspec.Struct, eq=False, gc=False):
 
 
 class KeyQueue(msgspec.Struct, eq=False, gc=False):
-    """One key: its owner, and its unsettled messages.
+    """One key of which something waits, or has a record; what else is in flight is only counted, in the table of keys.
 
     Messages are delivered in offset order, so in each partition those with a record come before those passed over.
     A recorded message without a key has a queue of its own, which is never bound. There may be as many as messages, so
@@ -78,11 +80,20 @@ class KeyQueue(msgspec.Struct, eq=False, gc=False):
     """
 
     key: str | None
-    owner: JoinedSubscriber | None = None
-    fresh: dict[MessagePosition, None] = {}  # in flight without a record, ascending in each partition
+    number: int  # of the key
+    table: KeyTable
     passed: dict[int, deque[int]] = {}  # fresh ones that could not go out, by partition; no deque is empty
     scheduled: bool = False  # is it among the movable ones, or those that wait for room?
     _recorded: RecordedMessages | None = None
+
+    @property
+    def owner(self) -> JoinedSubscriber | None:
+        """The subscriber that the key is bound to."""
+        return self.table.owner_of(self.number)
+
+    @owner.setter
+    def owner(self, owner: JoinedSubscriber | None) -> None:
+        self.table.set_owner(self.number, owner)
 
     @property
     def recorded(self) -> RecordedMessages:
@@ -91,9 +102,16 @@ class KeyQueue(msgspec.Struct, eq=False, gc=False):
             self._recorded = RecordedMessages()
         return self._recorded
 
-    def has_waiting(self, partition: int) -> bool:
-        """Return whether something of the key has to go out before a fresh message of this partition."""
-        return partition in self.passed or self._is_blocked(partition)
+    def keeps_back(self, partition: int) -> bool:
+        """Return whether fresh messages of this partition have to wait, whoever has room."""
+        return partition in self.passed or self.full or self._is_blocked(partition)
+
+    @property
+    def waits_in(self) -> int:
+        """The only partition whose fresh messages wait behind others; MAYBE if it depends; NOWHERE if it is done."""
+        if self._recorded is None and len(self.passed) == 1:
+            return next(iter(self.passed))
+        return MAYBE if self.passed or self._recorded is not None else NOWHERE
 
     @property
     def full(self) -> bool:
@@ -101,42 +119,24 @@ class KeyQueue(msgspec.Struct, eq=False, gc=False):
         return self.in_flight >= MOST_IN_FLIGHT
 
     @property
+    def fresh(self) -> int:
+        """How many of its messages are in flight that have no record."""
+        return self.table.counts[self.number]
+
+    @property
     def in_flight(self) -> int:
         """How many of its messages are in flight."""
-        return len(self.fresh) + (0 if self._recorded is None else len(self._recorded.leased))
+        return self.fresh + (0 if self._recorded is None else len(self._recorded.leased))
 
     @property
-    def takes_fresh(self) -> bool:
-        """True if a fresh message may go out now, given room; nothing of the key waits, in any partition."""
-        return self._recorded is None and not self.passed and len(self.fresh) < MOST_IN_FLIGHT
-
-    @property
-    def is_empty(self) -> bool:
-        """True if it has no message, and never had one with a record."""
-        return not (self.fresh or self.passed or self._recorded)
-
-    def up_to(self, position: MessagePosition) -> list[MessagePosition]:
-        """Return what is in flight of a partition up to a position, in order."""
-        partition, offset = position
-        found = [place for place in self.fresh if place[0] == partition and place[1] <= offset]
-        return found if self._recorded is None else sorted(found + self._recorded.leased.up_to(position))
-
-    def behind(self, position: MessagePosition) -> list[MessagePosition]:
-        """Return what is in flight of a partition behind a position, in order."""
-        partition, offset = position
-        found: list[MessagePosition] = []
-        for place in reversed(self.fresh):
-            if place[0] == partition:
-                if place[1] <= offset:
-                    break
-                found.append(place)
-        found.reverse()
-        return found if self._recorded is None else sorted(found + self._recorded.leased.behind(position))
+    def is_needed(self) -> bool:
+        """False if nothing waits and nothing has a record."""
+        return bool(self.passed) or (self._recorded is not None and bool(self._recorded.open))
 
     @property
     def bound(self) -> bool:
         """True while a message that was delivered is not settled."""
-        return bool(self.fresh) or (self._recorded is not None and bool(self._recorded.open))
+        return self.fresh > 0 or (self._recorded is not None and bool(self._recorded.open))
 
     def head(self) -> MessageRecord | None:
         """Return the recorded message that may go out next, and keep it; None if none may."""
@@ -153,10 +153,8 @@ class KeyQueue(msgspec.Struct, eq=False, gc=False):
         self.recorded.leased.add(place_of(record))
 
     def _land(self, record: MessageRecord) -> None:
-        """Note that a message that has a record now is not in flight any more, if it was."""
-        place = place_of(record)
-        self.recorded.leased.discard(place)
-        self.fresh.pop(place, None)
+        """Note that a recorded message is not in flight any more, if it was."""
+        self.recorded.leased.discard(place_of(record))
 
     def settle(self, record: MessageRecord) -> None:
         """Forget a recorded message."""
@@ -164,23 +162,24 @@ class KeyQueue(msgspec.Struct, eq=False, gc=False):
         self.recorded.stop_waiting(record)
         del self.recorded.open[place_of(record)]
 
-    def pass_over(self, partition: int, offset: int) -> bool:
-        """Let a fresh message wait, behind all others of its partition; returns whether it is the first there."""
+    def pass_over(self, partition: int, offsets: Iterable[int]) -> None:
+        """Let fresh messages wait, behind all others of their partition."""
         waiting = self.passed.get(partition)
-        if waiting is not None:
-            waiting.append(offset)
-            return False
-        self.passed[partition] = deque((offset,))
-        return True
+        if waiting is None:
+            self.passed[partition] = deque(offsets)
+        else:
+            waiting.extend(offsets)
 
-    def take_passed(self, most: int) -> list[MessagePosition]:
-        """Take out messages that were passed over and may go out now, at most so many."""
-        taken: list[MessagePosition] = []
-        most = min(most, MOST_IN_FLIGHT - self.in_flight)
+    def take_passed(self, most: int) -> dict[int, list[int]]:
+        """Take out messages that were passed over and may go out now, at most so many; returns them by partition."""
+        taken: dict[int, list[int]] = {}
+        left = min(most, MOST_IN_FLIGHT - self.in_flight)
         for partition in [each for each in self.passed if not self._is_blocked(each)]:
             offsets = self.passed[partition]
-            while offsets and len(taken) < most:
-                taken.append((partition, offsets.popleft()))
+            if (count := min(left, len(offsets))) <= 0:
+                break
+            taken[partition] = [offsets.popleft() for _ in range(count)]
+            left -= count
             if not offsets:
                 del self.passed[partition]
         return taken
@@ -188,13 +187,11 @@ class KeyQueue(msgspec.Struct, eq=False, gc=False):
     def can_pass_on(self) -> bool:
         """Return whether a message that was passed over may go out now."""
         if self._recorded is None:
-            return bool(self.passed) and not self.full
+            return bool(self.passed) and self.table.counts[self.number] < MOST_IN_FLIGHT
         return not self.full and any(not self._is_blocked(partition) for partition in self.passed)
 
     def drop(self, partition: int, end: int) -> None:
-        """Forget all messages of a partition below an offset."""
-        for place in [place for place in self.fresh if place < (partition, end) and place[0] == partition]:
-            del self.fresh[place]
+        """Forget the messages of a partition below an offset that wait or have a record."""
         if self._recorded is not None:
             self._recorded.drop(partition, end)
         passed = self.passed.pop(partition, None)

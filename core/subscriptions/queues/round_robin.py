@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 
@@ -107,6 +108,13 @@ def is_short(subscriber: JoinedSubscriber, room: int) -> bool:
     return room > 0 and subscriber.window - room < max(subscriber.window / 2, BUSY)
 
 
+def until_busy(subscriber: JoinedSubscriber, room: int) -> int:
+    """Return how many messages it has to be given until it is not short of them; 0 if it is not."""
+    if not is_short(subscriber, room):
+        return 0
+    return min(room, ceil(max(subscriber.window / 2, BUSY)) - (subscriber.window - room))
+
+
 class Turns:
     """The rooms of all subscribers while messages are distributed by key, and the next one in turn that has room."""
 
@@ -114,18 +122,27 @@ class Turns:
         self.rooms = {member: max(0, member.room) for member in round_robin}
         self.left = sum(self.rooms.values()) if limit is None else min(limit, sum(self.rooms.values()))
         self._round_robin = round_robin
-        self._members = list(self.rooms)
-        self._short = [member for member in self._members if is_short(member, self.rooms[member])]
+        self.members = list(self.rooms)
+        self._short = [member for member in self.members if is_short(member, self.rooms[member])]
         self._at = 0
 
     def next(self) -> JoinedSubscriber:
         """Return the next subscriber in turn that has room; there must be one."""
-        members, rooms = self._members, self.rooms
+        members, rooms = self.members, self.rooms
         while True:
             member = members[self._at]
             self._at = (self._at + 1) % len(members)
             if rooms[member] > 0:
                 return member
+
+    @property
+    def order(self) -> list[int]:
+        """The places of the members in the order of their turn."""
+        return [*range(self._at, len(self.members)), *range(self._at)]
+
+    def go_on_behind(self, place: int) -> None:
+        """Let it be the turn of the member behind this place."""
+        self._at = (place + 1) % len(self.members)
 
     @property
     def has_short_subscriber(self) -> bool:
