@@ -193,7 +193,9 @@ def test_a_silent_broker_times_out_and_is_given_up(run: Run) -> None:
     with ScriptedBroker(Plan(silent=True)) as broker:
 
         async def main() -> None:
-            async with AsyncBrokerClient(port=broker.port, request_timeout=0.05, heartbeat_interval=0.1) as client:
+            async with AsyncBrokerClient(
+                port=broker.port, request_timeout=0.05, heartbeat_interval=0.1, connect_wait=10
+            ) as client:
                 with pytest.raises(RequestTimedOut):
                     await client.ping()
                 await anyio.to_thread.run_sync(broker.wait_for, lambda: broker.connections == 2)
