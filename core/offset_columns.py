@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
-from qb.core.columns import Offsets, np
+from qb.core.wire.columns import Offsets, np
 from qb.core.wire.offset_runs import runs_of
 
 NEAR = 256  # offsets from one message to the next: up to here they share a span

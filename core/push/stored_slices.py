@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable
 from contextlib import suppress
 from itertools import chain, takewhile
 
-from qb.core.columns import FEW, np
+from qb.core.wire.columns import FEW, np
 from qb.core.wire.frames import HEAD, frame_length
 from qb.storage.engine import PartitionLog, StoredChunk
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import groupby, islice
 
-from qb.core.columns import Numbers, Offsets, np
 from qb.core.offset_columns import marked, near_each_other, runs_of_column
 from qb.core.pacing import AT_ONCE
 from qb.core.subscriptions.failures import take_back_due
@@ -15,6 +14,7 @@ from qb.core.subscriptions.messages.message_records import MessageRecord, Messag
 from qb.core.subscriptions.push_decisions import Decision, PushDecision
 from qb.core.subscriptions.queues.key_order import KeyOrderedQueue
 from qb.core.subscriptions.subscription_state import MAX_WAITING, SubscriptionState
+from qb.core.wire.columns import Numbers, Offsets, np
 from qb.core.wire.offset_runs import runs_of
 
 REDELIVERED_AT_ONCE = 4 * AT_ONCE  # messages that had come back and go out in one decision: a save precedes each

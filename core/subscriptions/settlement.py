@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from qb.core.columns import np
 from qb.core.offset_columns import ascending
 from qb.core.subscriptions.failures import fail, take_back_followers
 from qb.core.subscriptions.messages.cursor import Cursor
@@ -14,6 +13,7 @@ from qb.core.subscriptions.messages.leases import Lease
 from qb.core.subscriptions.messages.message_records import MessageState
 from qb.core.subscriptions.subscription_options import LONGEST, check_between
 from qb.core.subscriptions.subscription_state import SubscriptionState
+from qb.core.wire.columns import np
 from qb.core.wire.offset_runs import intersect, runs_of
 
 LEASES_AT_ONCE = 64  # out of which short runs are acked a lease at a time; what lies in others is acked run by run

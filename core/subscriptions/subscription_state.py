@@ -8,7 +8,6 @@ from itertools import chain
 from random import Random
 from typing import TypeVar
 
-from qb.core.columns import Numbers, Offsets
 from qb.core.pacing import spend
 from qb.core.subscriptions.messages.cursor import Cursor
 from qb.core.subscriptions.messages.deadlines import NEVER, Deadlines
@@ -23,6 +22,7 @@ from qb.core.subscriptions.queues.round_robin import RoundRobin
 from qb.core.subscriptions.queues.shared_queue import ReadyQueue, SharedQueue
 from qb.core.subscriptions.shared_room import OpenMessages, SharedRoom
 from qb.core.subscriptions.subscription_options import SubscriptionMode, SubscriptionOptions
+from qb.core.wire.columns import Numbers, Offsets
 from qb.core.wire.errors import BadRequest, NotJoined
 from qb.core.wire.offset_runs import intersect
 

@@ -39,7 +39,7 @@ class PublishColumns:
 
         What is returned has no body, time or length of properties over its limit.
         """
-        if np is None or len(table.bodies) < LEAST or max(table.properties) > LONGEST_COMPARED:
+        if len(table.bodies) < LEAST or max(table.properties) > LONGEST_COMPARED:
             return None
         columns = cls(bytearray(frame[table.frames_at :]), table)
         if int(columns._bodies.max()) > max_body or int(columns._heads["time"].max()) > LATEST_MS:

@@ -22,14 +22,6 @@ def encode(positions: Sequence[int], append_ms: int, base: int = 0) -> bytes:
     """Return the entries of records that were appended at the same time; the positions are counted from `base`."""
     if len(positions) <= FEW:
         return b"".join([ENTRY.pack(base + position, append_ms) for position in positions])
-    if np is not None:
-        return _columns(positions, append_ms, base)
-    entries = IndexEntries()
-    entries.add(map(base.__add__, positions), append_ms)
-    return entries.encode()
-
-
-def _columns(positions: Sequence[int], append_ms: int, base: int) -> bytes:
     entries = np.empty((len(positions), 2), np.uint64)
     if isinstance(positions, range):  # of records that are all as long as each other
         entries[:, 0] = np.arange(positions.start, positions.stop, positions.step, dtype=np.uint64)

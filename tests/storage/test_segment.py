@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from qb.core.wire.frames import frame_length
 from qb.storage.commit.batch_commit import BatchCommit, CommitQueue, CommittedBatch, assemble
 from qb.storage.files import OpenFiles
-from qb.storage.log import segment_index
 from qb.storage.log.recent_batches import StoredBatch
 from qb.storage.log.record_positions import RecordPositions
 from qb.storage.log.sealed_batches import BadBatch
@@ -163,14 +162,9 @@ def test_a_time_is_not_believed_from_the_index_alone(files: OpenFiles, tmp_path:
     assert segment.first_at(NOON + 1000, segment.count, segment.size) == 102
 
 
-@pytest.mark.parametrize("has_numpy", [True, False])
 @pytest.mark.parametrize("count", [3, 17, 1000])
-def test_index_entries_may_be_counted_from_anywhere(
-    count: int, has_numpy: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_index_entries_may_be_counted_from_anywhere(count: int) -> None:
     expected = b"".join([ENTRY.pack(2**40 + 50 * number, NOON) for number in range(count)])
-    if not has_numpy:
-        monkeypatch.setattr(segment_index, "np", None)
     regular = range(0, 50 * count, 50)
     for positions in (regular, list(regular), array("I", regular), RecordPositions(encode(regular, 7))):
         assert encode(positions, NOON, 2**40) == expected

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qb.core.columns import np
 from qb.core.offset_columns import NEAR, marked, near_each_other, runs_of_column
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.leases import Lease
+from qb.core.wire.columns import np
 from tests.support.subscription_tools import Bench
 
 offsets = st.sets(st.integers(0, 60), min_size=1).map(sorted)

@@ -7,11 +7,11 @@ from random import Random
 
 import pytest
 
-from qb.core.columns import np
 from qb.core.subscriptions.messages.settlements import MOST_OF_ONE, SettlementNotes
 from qb.core.subscriptions.shared_room import LEAST, SharedRoom
 from qb.core.subscriptions.subscription import Subscription
 from qb.core.subscriptions.subscription_options import SubscriptionOptions, parse_options
+from qb.core.wire.columns import np
 from qb.core.wire.frames import MessageType as T
 from tests.support.push_peers import a_topic
 

@@ -14,7 +14,7 @@ from qb.clients.protocol.reconnecting import ReconnectBackoff
 from qb.core.wire.errors import PeerMisbehaved
 
 STAND_ASIDE = 0.05  # seconds that the thread leaves the socket to callers after one of them has read it
-WHILE_HANDLED = 0.02  # seconds after which it looks whether a handler is still running and nobody reads
+WHILE_HANDLED = 0.02  # seconds after which it reads if a handler is still running, so that no thread reads
 RECEIVE_WITHIN = 1.0  # seconds that a caller who reads waits in the kernel before it looks at its deadline again
 ENDS = (OSError, EOFError, PeerMisbehaved, QBError)  # what ends a connection, and is answered with another one
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from qb.core.columns import Offsets
 from qb.core.pacing import AT_ONCE
 from qb.core.subscriptions.messages.adaptive_window import LEAST, MOST, AdaptiveWindow
 from qb.core.subscriptions.messages.leases import Lease, LeaseIndex
+from qb.core.wire.columns import Offsets
 from qb.core.wire.offset_runs import intersect
 
 IN_FLIGHT_TOGETHER = 20_000  # messages, to all subscribers of a subscription: a step that meets all stays short

@@ -15,8 +15,8 @@ from typing import Protocol
 
 import msgspec
 
-from qb.core.columns import Numbers, Offsets, np
 from qb.core.subscriptions.messages.deadlines import NEVER
+from qb.core.wire.columns import Numbers, Offsets, np
 
 _start = attrgetter("offsets.start")
 

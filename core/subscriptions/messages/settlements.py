@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from qb.core.columns import Offsets, np
+from qb.core.wire.columns import Offsets, np
 
 MOST = 100_000  # notes of all subscriptions together: about 40 MB
 MOST_OF_ONE = 1_000  # notes of a partition of a subscription

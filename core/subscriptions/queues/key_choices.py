@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from numpy.typing import NDArray
 
-from qb.core.columns import Flags, Numbers, Offsets, np
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.queues.key_table import NO_KEY, NOBODY, KeyTable
 from qb.core.subscriptions.queues.round_robin import Turns, until_busy
+from qb.core.wire.columns import Flags, Numbers, Offsets, np
 
 Places = NDArray[np.signedinteger]  # of subscribers among the members
 Parts = list[tuple[JoinedSubscriber, Offsets]]

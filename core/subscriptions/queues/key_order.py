@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import count, islice, pairwise, repeat
 
-from qb.core.columns import FEW, Flags, Numbers, begins_of, distinct, np
 from qb.core.subscriptions.messages.cursor import Cursor
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.subscriptions.messages.message_records import MessageRecord
@@ -19,6 +18,7 @@ from qb.core.subscriptions.queues.key_choices import Choice, choose
 from qb.core.subscriptions.queues.key_queue import KeyQueue, place_of
 from qb.core.subscriptions.queues.key_table import MAYBE, NO_KEY, NOBODY, NOWHERE, KeyTable
 from qb.core.subscriptions.queues.round_robin import RoundRobin, Turns
+from qb.core.wire.columns import FEW, Flags, Numbers, begins_of, distinct, np
 
 QueueKey = str | tuple[int, int]  # a key, or the position of a message that has none
 Entry = tuple[int, int, KeyQueue]  # the offset of its head, a tie-breaker, a queue

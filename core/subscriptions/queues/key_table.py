@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 
-from qb.core.columns import FEW, Numbers, distinct, np
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
+from qb.core.wire.columns import FEW, Numbers, distinct, np
 
 NO_KEY = 0  # the number of all messages without a key: nobody has it, and it is not counted
 NOBODY = -1
