@@ -238,8 +238,8 @@ def _lease_by_key(
     state.move(cursor, first + choice.looked_at, cursor.end)
     return [
         deliver
-        for subscriber, places in choice.given
-        for deliver in _lease_scattered(state, subscriber, cursor.partition, places + first, numbers[places], now)
+        for subscriber, indexes in choice.given
+        for deliver in _lease_scattered(state, subscriber, cursor.partition, indexes + first, numbers[indexes], now)
     ]
 
 

@@ -38,10 +38,10 @@ def outcome(few: int, windows: list[int], offered: list[tuple[int, list[str | No
             cursor.offer_keys(names)
             while cursor.keys_at_hand and limit and in_turn.room():
                 choice, _ = queue.distribute(cursor, in_turn, limit)
-                for member, places in choice.given:
-                    given[member.name] += [(partition, cursor.next + place) for place in places.tolist()]
-                    member.assigned += len(places)
-                    limit -= len(places)
+                for member, indexes in choice.given:
+                    given[member.name] += [(partition, cursor.next + place) for place in indexes.tolist()]
+                    member.assigned += len(indexes)
+                    limit -= len(indexes)
                 cursor.take_keys(choice.looked_at)
                 cursor.next += choice.looked_at
                 if choice.held_up_by:

@@ -134,9 +134,9 @@ class Lease(msgspec.Struct, eq=False, gc=False):
         if self._held is None:
             self._held = bytearray(b"\1") * len(self.offsets)
         marks = np.frombuffer(self._held, np.bool_)
-        places = offsets - self.offsets.start
-        held = marks[places]
-        marks[places] = False
+        indexes = offsets - self.offsets.start
+        held = marks[indexes]
+        marks[indexes] = False
         del marks  # else the marks cannot be cut
         released = offsets[held]
         self.count -= len(released)

@@ -7,16 +7,16 @@ from typing import NamedTuple
 from numpy.typing import NDArray
 
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
-from qb.core.subscriptions.queues.key_table import NO_KEY, NOBODY, KeyTable
+from qb.core.subscriptions.queues.key_table import NO_KEY, NO_OWNER, KeyTable
 from qb.core.subscriptions.queues.round_robin import Turns, until_busy
 from qb.core.wire.columns import Flags, Numbers, Offsets, np
 
-Places = NDArray[np.signedinteger]  # of subscribers among the members
+MemberIndexes = NDArray[np.signedinteger]  # of subscribers among the members
 Parts = list[tuple[JoinedSubscriber, Offsets]]
 
 
 class Choice(NamedTuple):
-    """What becomes of the messages of a slice; they are named by their places in it, in ascending order."""
+    """What becomes of the messages of a slice; they are named by their indexes in it, in ascending order."""
 
     looked_at: int  # the first so many; the others are looked at again
     given: Parts
@@ -33,12 +33,12 @@ def choose(table: KeyTable, numbers: Numbers, turns: Turns, waits: Flags) -> Cho
     members = turns.members
     rooms = np.array([turns.rooms[member] for member in members])
     who = _owners(table, numbers, members)
-    new = np.flatnonzero((who == NOBODY) & ~waits)
+    new = np.flatnonzero((who == NO_OWNER) & ~waits)
     able = [place for place in turns.order if rooms[place] > 0]
     firsts = _bind(numbers, who, new, able) if len(new) else new
     before = _given_before(who, ~waits, len(members))
-    full = (who != NOBODY) & (before >= rooms[who])
-    given = (who != NOBODY) & ~waits & ~full
+    full = (who != NO_OWNER) & (before >= rooms[who])
+    given = (who != NO_OWNER) & ~waits & ~full
     too_late = firsts[full[firsts]]
     end = int(too_late[0]) if len(too_late) else len(numbers)
     end = min(end, int(np.searchsorted(np.cumsum(given), turns.left)) + 1)
@@ -52,20 +52,20 @@ def choose(table: KeyTable, numbers: Numbers, turns: Turns, waits: Flags) -> Cho
             held_up_by = members[who[end]]
     if bound := int(np.searchsorted(firsts, end)):
         turns.go_on_behind(able[(bound - 1) % len(able)])
-    places = np.flatnonzero(given[:end])
-    return Choice(end, _by_member(members, who, places), np.flatnonzero((waits | full)[:end]), held_up_by)
+    indexes = np.flatnonzero(given[:end])
+    return Choice(end, _by_member(members, who, indexes), np.flatnonzero((waits | full)[:end]), held_up_by)
 
 
-def _owners(table: KeyTable, numbers: Numbers, members: list[JoinedSubscriber]) -> Places:
-    """Return the place of each message's subscriber among the members, or NOBODY."""
+def _owners(table: KeyTable, numbers: Numbers, members: list[JoinedSubscriber]) -> MemberIndexes:
+    """Return the place of each message's subscriber among the members, or NO_OWNER."""
     known = [table.member_number(member) for member in members]
     kind = np.int16 if len(members) < 2**15 else np.int32  # short numbers are sorted three times as fast
-    places: Places = np.full(max(known) + 2, NOBODY, kind)  # the last one is for NOBODY
-    places[known] = np.arange(len(members))
-    return places[table.owner[numbers]]
+    indexes: MemberIndexes = np.full(max(known) + 2, NO_OWNER, kind)  # the last one is for NO_OWNER
+    indexes[known] = np.arange(len(members))
+    return indexes[table.owner[numbers]]
 
 
-def _bind(numbers: Numbers, who: Places, new: Offsets, able: list[int]) -> Offsets:
+def _bind(numbers: Numbers, who: MemberIndexes, new: Offsets, able: list[int]) -> Offsets:
     """Give the keys of the new messages to subscribers in turn, in `who`; returns where each key is met first."""
     keys = numbers[new].astype(np.int64)
     without = np.flatnonzero(keys == NO_KEY)
@@ -78,7 +78,7 @@ def _bind(numbers: Numbers, who: Places, new: Offsets, able: list[int]) -> Offse
     return new[first[order]]
 
 
-def _given_before(who: Places, counted: Flags, members: int) -> Offsets:
+def _given_before(who: MemberIndexes, counted: Flags, members: int) -> Offsets:
     """Return for each message how many before it that are counted have the same subscriber."""
     order = np.argsort(who, kind="stable")
     here = counted[order]
@@ -91,7 +91,7 @@ def _given_before(who: Places, counted: Flags, members: int) -> Offsets:
     return before
 
 
-def _enough_from(who: Places, given: Flags, members: list[JoinedSubscriber], turns: Turns) -> int:
+def _enough_from(who: MemberIndexes, given: Flags, members: list[JoinedSubscriber], turns: Turns) -> int:
     """Return from which message on no subscriber is short of messages."""
     enough = 0
     for place, member in enumerate(members):
@@ -103,9 +103,11 @@ def _enough_from(who: Places, given: Flags, members: list[JoinedSubscriber], tur
     return enough
 
 
-def _by_member(members: list[JoinedSubscriber], who: Places, places: Offsets) -> list[tuple[JoinedSubscriber, Offsets]]:
-    """Return these places of a slice by subscriber, without those that get nothing."""
-    chosen = who[places]
+def _by_member(
+    members: list[JoinedSubscriber], who: MemberIndexes, indexes: Offsets
+) -> list[tuple[JoinedSubscriber, Offsets]]:
+    """Return these indexes of a slice by subscriber, without those that get nothing."""
+    chosen = who[indexes]
     ends = np.cumsum(np.bincount(chosen, minlength=len(members)))
-    parts = np.split(places[np.argsort(chosen, kind="stable")], ends[:-1])
+    parts = np.split(indexes[np.argsort(chosen, kind="stable")], ends[:-1])
     return [(member, part) for member, part in zip(members, parts, strict=True) if len(part)]

@@ -16,7 +16,7 @@ from qb.core.subscriptions.messages.message_records import MessageRecord
 from qb.core.subscriptions.queues import key_queue
 from qb.core.subscriptions.queues.key_choices import Choice, choose
 from qb.core.subscriptions.queues.key_queue import KeyQueue, place_of
-from qb.core.subscriptions.queues.key_table import MAYBE, NO_KEY, NOBODY, NOWHERE, KeyTable
+from qb.core.subscriptions.queues.key_table import MAYBE, NO_KEY, NO_OWNER, NOWHERE, KeyTable
 from qb.core.subscriptions.queues.round_robin import RoundRobin, Turns
 from qb.core.wire.columns import FEW, Flags, Numbers, begins_of, distinct, np
 
@@ -82,7 +82,7 @@ class KeyOrderedQueue:
         for entry in self._waiting_for_room.pop(subscriber, ()):
             heappush(self._movable, entry)
         if passed := self._passed.pop(number, None):
-            self._passed.setdefault(NOBODY, {}).update(passed)
+            self._passed.setdefault(NO_OWNER, {}).update(passed)
 
     def owner(self, record: MessageRecord) -> JoinedSubscriber | None:
         return self.key_queue(record).owner
@@ -141,8 +141,8 @@ class KeyOrderedQueue:
             choice = self._choose_one_by_one(cursor, numbers, turns)
         else:
             choice = choose(self.table, numbers, turns, self._waits(cursor.partition, numbers))
-            for member, places in choice.given:
-                self.table.take(numbers[places], member)
+            for member, indexes in choice.given:
+                self.table.take(numbers[indexes], member)
             if len(choice.passed):
                 self._pass_over(cursor, numbers, choice)
         turns.end()
@@ -176,11 +176,11 @@ class KeyOrderedQueue:
                 left -= 1
                 given.setdefault(owner, []).append(looked_at)
             looked_at += 1
-        parts = [(member, np.array(places)) for member, places in given.items()]
+        parts = [(member, np.array(indexes)) for member, indexes in given.items()]
         return Choice(looked_at, parts, np.array(passed, np.int64), held_up_by)
 
     def _waits(self, partition: int, numbers: Numbers) -> Flags:
-        """Return which messages of a slice wait behind others of their keys, whoever has room."""
+        """Return which messages of a slice wait behind others of their keys, whatever room there is."""
         table = self.table
         waits_in = table.waits_in[numbers]
         waits: Flags = waits_in == partition
@@ -221,7 +221,7 @@ class KeyOrderedQueue:
             return given
         turns = Turns(round_robin, limit)
         self._pass_on_to_owners(turns, given)
-        while turns.left and (unowned := self._passed.get(NOBODY)):
+        while turns.left and (unowned := self._passed.get(NO_OWNER)):
             self._pass_on(next(iter(unowned)), turns.next(), -(-turns.left // len(unowned)), turns, given)
         self._pass_on_to_owners(turns, given)  # keys that have an owner now may have more than their share
         turns.end()
@@ -268,9 +268,9 @@ class KeyOrderedQueue:
     def _tidy(self, name: QueueKey, queue: KeyQueue) -> None:
         """Unbind a key of which nothing was delivered that is not settled, and forget its queue if it is not needed."""
         number, owners = queue.number, self.table.owners
-        if owners[number] != NOBODY and not queue.bound:
+        if owners[number] != NO_OWNER and not queue.bound:
             self._forget_passed(queue)
-            owners[number] = NOBODY
+            owners[number] = NO_OWNER
         if queue.is_needed:
             self._note_passed(queue)
         else:

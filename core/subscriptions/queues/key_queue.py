@@ -103,7 +103,7 @@ class KeyQueue(msgspec.Struct, eq=False, gc=False):
         return self._recorded
 
     def keeps_back(self, partition: int) -> bool:
-        """Return whether fresh messages of this partition have to wait, whoever has room."""
+        """Return whether fresh messages of this partition have to wait, whatever room there is."""
         return partition in self.passed or self.full or self._is_blocked(partition)
 
     @property

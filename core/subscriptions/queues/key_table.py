@@ -12,8 +12,8 @@ from itertools import repeat
 from qb.core.subscriptions.messages.joined_subscriber import JoinedSubscriber
 from qb.core.wire.columns import FEW, Numbers, distinct, np
 
-NO_KEY = 0  # the number of all messages without a key: nobody has it, and it is not counted
-NOBODY = -1
+NO_KEY = 0  # the number of all messages without a key: no subscriber has it, and it is not counted
+NO_OWNER = -1
 NOWHERE = -1  # the key has no queue
 MAYBE = -2  # its queue knows
 _LEAST = 16  # numbers
@@ -30,7 +30,7 @@ class KeyTable:
         self._members: list[JoinedSubscriber | None] = []  # by number; None: it is free
         self._member_numbers: dict[JoinedSubscriber, int] = {}
         self.in_flight = np.zeros(1, np.int32)  # by key: messages in flight that have no record
-        self.owner = np.full(1, NOBODY, np.int32)  # the number of the subscriber that has it
+        self.owner = np.full(1, NO_OWNER, np.int32)  # the number of the subscriber that has it
         self.waits_in = np.full(1, NOWHERE, np.int32)  # the partition in which messages wait behind others
         self._look()
 
@@ -85,7 +85,7 @@ class KeyTable:
         self._free += range(before, size)
         self._names += repeat(None, size - before)
         self.in_flight = np.concatenate([self.in_flight, np.zeros(size - before, np.int32)])
-        self.owner = np.concatenate([self.owner, np.full(size - before, NOBODY, np.int32)])
+        self.owner = np.concatenate([self.owner, np.full(size - before, NO_OWNER, np.int32)])
         self.waits_in = np.concatenate([self.waits_in, np.full(size - before, NOWHERE, np.int32)])
         self._look()
 
@@ -109,18 +109,18 @@ class KeyTable:
     def owner_of(self, number: int) -> JoinedSubscriber | None:
         """Return the subscriber that has a key."""
         found = self.owners[number]
-        return None if found == NOBODY else self._members[found]
+        return None if found == NO_OWNER else self._members[found]
 
     def set_owner(self, number: int, member: JoinedSubscriber | None) -> None:
-        """Let a subscriber have a key, or nobody."""
+        """Let a subscriber have a key, or none."""
         if number != NO_KEY:
-            self.owners[number] = NOBODY if member is None else self.member_number(member)
+            self.owners[number] = NO_OWNER if member is None else self.member_number(member)
 
     def left(self, member: JoinedSubscriber) -> int:
-        """A subscriber has left: nobody has its keys. Returns its number, which may be another's from now on."""
+        """A subscriber has left: no subscriber has its keys. Returns its number, which may be another's from now on."""
         number = self.member_number(member)
         del self._member_numbers[member]
-        self.owner[self.owner == number] = NOBODY
+        self.owner[self.owner == number] = NO_OWNER
         self._members[number] = None
         return number
 
@@ -130,7 +130,7 @@ class KeyTable:
         """Messages of these keys are in flight to a subscriber, which has the keys."""
         np.add.at(self.in_flight, numbers, _ONE)
         self.owner[numbers] = self.member_number(member)
-        self.in_flight[NO_KEY], self.owner[NO_KEY] = 0, NOBODY
+        self.in_flight[NO_KEY], self.owner[NO_KEY] = 0, NO_OWNER
 
     def take_some(self, number: int, count: int, member: JoinedSubscriber) -> None:
         """The same for messages of one key."""
@@ -144,13 +144,13 @@ class KeyTable:
             self.counts[number] -= 1
 
     def settle(self, numbers: Numbers) -> Iterable[int]:
-        """Messages of these keys are settled; nobody has those that have no more. Returns those with a key queue."""
+        """Messages of these keys are settled, and keys without more are free. Returns those with a key queue."""
         if len(numbers) < FEW:
             return {number for number in numbers.tolist() if self._settle_one(number)}
         np.subtract.at(self.in_flight, numbers, _ONE)
         self.in_flight[NO_KEY] = 0
         waits = self.waits_in[numbers] != NOWHERE
-        self.owner[numbers[(self.in_flight[numbers] == 0) & ~waits]] = NOBODY
+        self.owner[numbers[(self.in_flight[numbers] == 0) & ~waits]] = NO_OWNER
         return distinct(numbers[waits]) if waits.any() else ()
 
     def _settle_one(self, number: int) -> bool:
@@ -161,5 +161,5 @@ class KeyTable:
         if self.waits_in[number] != NOWHERE:
             return True
         if not self.counts[number]:
-            self.owners[number] = NOBODY
+            self.owners[number] = NO_OWNER
         return False

@@ -137,7 +137,7 @@ class Turns:
 
     @property
     def order(self) -> list[int]:
-        """The places of the members in the order of their turn."""
+        """The indexes of the members in the order of their turn."""
         return [*range(self._at, len(self.members)), *range(self._at)]
 
     def go_on_behind(self, place: int) -> None:
