@@ -296,9 +296,11 @@ class ServerConnection:
                 self._take_one(first_offset, timestamp or now_ms), (0,), first_offset, producer_id, first_number
             )
         stop = first_number + (limit or end)  # the number of a frame that surely does not belong to the run
-        alike = self._take_alike(first_offset, now_ms, limit)
-        others = self._take_others(route, first_number + len(alike), stop, first_offset - first_number, now_ms, by_key)
-        positions = [*alike, *(others if not start else [each - start for each in others])] if others else alike
+        uniform = self._take_uniform(first_offset, now_ms, limit)
+        others = self._take_others(
+            route, first_number + len(uniform), stop, first_offset - first_number, now_ms, by_key
+        )
+        positions = [*uniform, *(others if not start else [each - start for each in others])] if others else uniform
         return AppendRun(self._give_away(start), positions, first_offset, producer_id, first_number)
 
     def _take_columns(
@@ -321,7 +323,7 @@ class ServerConnection:
         self._at = len(self._unread)
         return self._give_away(start)
 
-    def _take_alike(self, first_offset: int, now_ms: int, limit: int | None) -> Sequence[int]:
+    def _take_uniform(self, first_offset: int, now_ms: int, limit: int | None) -> Sequence[int]:
         """Number the frames at the front that have one length and one head, all at once; returns their positions."""
         buffer, at = self._unread, self._at
         rows = UniformFrames.at(buffer, at, len(buffer), limit)

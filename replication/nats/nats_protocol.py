@@ -151,7 +151,7 @@ class NatsParser:
 
     @property
     def rest(self) -> memoryview:
-        """Where what comes next may be received, to be told by filled(); empty if no large payload has begun."""
+        """Where what comes next may be received, noted by filled(); empty if no large payload has begun."""
         return self._large.rest if self._large else _NOTHING
 
     def filled(self, count: int) -> None:

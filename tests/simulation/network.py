@@ -142,6 +142,7 @@ class SimulatedSocket:
 
     def __init__(self, number: int, connection: Connection) -> None:
         self._number, self.connection = number, connection
+        self.incoming, self.outgoing = connection.to_broker, connection.to_client
 
     def fileno(self) -> int:
         return self._number
@@ -162,24 +163,39 @@ class SimulatedSocket:
         return self.sendmsg([data])
 
     def sendmsg(self, parts: Any) -> int:
-        taken = self.connection.to_client.send(b"".join(parts))
+        taken = self.outgoing.send(b"".join(parts))
         if not taken:
             raise BlockingIOError(errno.EAGAIN, "the peer must read first")
         return taken
 
-    def recv_into(self, room: Any, most: int = 0) -> int:
-        data = self.connection.to_broker.receive(most or len(room))
+    def recv(self, most: int) -> bytes:
+        data = self.incoming.receive(most)
         if data is None:
             raise BlockingIOError(errno.EAGAIN, "nothing has come")
+        return data
+
+    def recv_into(self, room: Any, most: int = 0) -> int:
+        data = self.recv(most or len(room))
         room[: len(data)] = data
         return len(data)
 
     def shutdown(self, how: int) -> None:
-        self.connection.to_client.end_soon()
+        self.outgoing.end_soon()
 
     def close(self) -> None:
-        self.connection.to_client.end_soon()
-        self.connection.to_broker.end(0.0)
+        self.outgoing.end_soon()
+        self.incoming.end(0.0)
+
+
+class ClientSocket(SimulatedSocket):
+    """The client's end of a connection, as a non-blocking socket."""
+
+    def __init__(self, number: int, connection: Connection) -> None:
+        super().__init__(number, connection)
+        self.incoming, self.outgoing = self.outgoing, self.incoming
+
+    def shutdown(self, how: int) -> None:
+        self.close()
 
 
 class SimulatedListener:
@@ -207,9 +223,13 @@ class SimulatedListener:
 class SimulatedStream:
     """The client's end of a connection, with what clients use of trio.SocketStream."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, number: int, connection: Connection) -> None:
+        self._number, self._connection = number, connection
         self.socket = self
+
+    def taken(self) -> ClientSocket:
+        """Return the same end as a socket."""
+        return ClientSocket(self._number, self._connection)
 
     def setsockopt(self, *_: object) -> None:
         pass
@@ -315,7 +335,7 @@ class SimulatedNetwork:
         self.connections = [each for each in self.connections if each.to_broker.ends_at is None] + [connection]
         listener.waiting.append(SimulatedSocket(1_000 + self.made, connection))
         listener.changed.unpark_all()
-        return SimulatedStream(connection)
+        return SimulatedStream(1_000 + self.made, connection)
 
     def listen(self, port: int) -> SimulatedListener:
         """Return where the broker accepts connections to this port from now on."""
@@ -355,14 +375,14 @@ class SimulatedNetwork:
                     await sock.changed.park()
                 await trio.lowlevel.checkpoint()
             elif isinstance(sock, SimulatedSocket):
-                await sock.connection.to_broker.wait_for_data()
+                await sock.incoming.wait_for_data()
                 await trio.lowlevel.checkpoint()
             else:
                 await readable(sock)
 
         async def wait_writable(sock: Any) -> None:
             if isinstance(sock, SimulatedSocket):
-                await sock.connection.to_client.wait_for_room()
+                await sock.outgoing.wait_for_room()
                 await trio.lowlevel.checkpoint()
             else:
                 await writable(sock)
@@ -373,6 +393,7 @@ class SimulatedNetwork:
 
         with (
             patch.object(trio, "open_tcp_stream", self.connect),
+            patch("qb.clients.aio.event_loops.on_trio.taken_from", SimulatedStream.taken),
             patch.object(trio.lowlevel, "wait_readable", wait_readable),
             patch.object(trio.lowlevel, "wait_writable", wait_writable),
             patch.object(trio.lowlevel, "notify_closing", notify_closing),

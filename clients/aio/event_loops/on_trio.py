@@ -49,14 +49,21 @@ class TrioWaiter:
         return trio.lowlevel.Abort.SUCCEEDED
 
 
+def taken_from(stream: trio.SocketStream) -> socket.socket:
+    """Return the socket of a stream, which is not to be used any more. It does not block."""
+    sock = socket.socket(fileno=stream.socket.detach())
+    sock.setblocking(False)
+    return sock
+
+
 class TrioStream:
     """A socket of ours. One of trio's own would give way at every send: tasks would wait for each other's."""
 
     early: Callable[[bytes], bytes] | None = None  # not used: trio has no callbacks
 
-    def __init__(self, stream: trio.SocketStream) -> None:
-        self._socket = socket.socket(fileno=stream.socket.detach())
-        self._socket.setblocking(False)
+    def __init__(self, sock: socket.socket) -> None:
+        """Use a socket that does not block."""
+        self._socket = sock
 
     async def receive(self, seconds: float) -> bytes | None:
         with trio.CancelScope(deadline=trio.current_time() + seconds):
@@ -180,7 +187,7 @@ class TrioLoop:
     async def connect(self, address: BrokerAddress, context: ssl.SSLContext | None) -> TrioStream | TrioSecureStream:
         stream = await trio.open_tcp_stream(address.host, address.port)
         if context is None:
-            return TrioStream(stream)
+            return TrioStream(taken_from(stream))
         secure = trio.SSLStream(stream, context, server_hostname=address.host, https_compatible=True)
         try:
             await secure.do_handshake()
