@@ -97,7 +97,7 @@ def test_a_run_is_stored_as_its_publishes_would_be(pattern, count, noise, step):
     expected = outcome(limited(), single)
     assert [number for number, *_ in expected] == list(range(7, 7 + count))
     assert outcome(limited(), run, step) == expected
-    with mock.patch.object(publish_columns, "np", None):
+    with mock.patch.object(publish_columns, "LEAST", MOST_BYTES):
         assert outcome(limited(), run, step) == expected
 
 
@@ -117,7 +117,7 @@ def test_a_mutilated_run_is_refused_or_taken_the_same_by_columns_and_one_by_one(
     if HEAD.unpack_from(run)[1] != MessageType.PUBLISH_RUN:
         return
     by_columns = outcome(limited(), bytes(run))
-    with mock.patch.object(publish_columns, "np", None):
+    with mock.patch.object(publish_columns, "LEAST", MOST_BYTES):
         assert outcome(limited(), bytes(run)) == by_columns
 
 
