@@ -16,8 +16,8 @@ PAUSE = 0.2  # seconds between two attempts
 async def owner_refuses(keeper: LeaseKeeper) -> bool:
     """Say whether the cluster port of the owner in the lease refuses connections, or did so. Takes at most a second.
 
-    The process that has refused once is gone, whoever listens there now: its lease need not run out because NATS was
-    slow when another process was started in its place.
+    The process that has refused once is gone, even if another one listens there now: its lease need not run out
+    because NATS was slow when the other one was started.
     """
     record = keeper.watcher.record
     if record is None or record.released or not record.cluster_address:
